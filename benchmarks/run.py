@@ -16,6 +16,7 @@ FOLDER = Path(__file__).resolve().parent
 def main(short: bool) -> None:
     commands = [
         ["simulation.py", *(["--short"] if short else [])],
+        ["recording.py", *(["--short"] if short else [])],
         ["processes.py", *([] if short else ["--thousand"])],
         ["accuracy.py", *(["--short"] if short else [])],
         ["codec_costs.py"],

@@ -42,8 +42,8 @@ def stopped_after(run: RunFolder, round: int, to: Path) -> RunFolder:
     return folder
 
 
-def records_of(folder: RunFolder, times: bool = True) -> dict[int, list[Record]]:
-    """The records of every node, without resumptions and processor times. Without `times`, all times are 0, without spans."""
+def records_of(folder: RunFolder, times: bool = True, spans: bool = True) -> dict[int, list[Record]]:
+    """The records of every node, without resumptions and processor times. Without `times`, all times are 0."""
     found: dict[int, list[Record]] = {}
     for node, record in folder.read_all():
         if isinstance(record, Event) and record.what == RESUMED:
@@ -52,14 +52,10 @@ def records_of(folder: RunFolder, times: bool = True) -> dict[int, list[Record]]
             record = msgspec.structs.replace(
                 record, train_cpu_s=None, total_cpu_s=None, uss_mib=None, pss_mib=None, padded_s=None
             )
-        found.setdefault(node, []).append(record if times else _without_times(record))
+        if isinstance(record, Round | End) and not (times and spans):
+            record = msgspec.structs.replace(record, spans=[])
+        found.setdefault(node, []).append(record if times else msgspec.structs.replace(record, time=0.0))
     return found
-
-
-def _without_times(record: Record) -> Record:
-    if isinstance(record, Round | End):
-        record = msgspec.structs.replace(record, spans=[])
-    return msgspec.structs.replace(record, time=0.0)
 
 
 MEASURED = ("time", "memory", "events", "batching", "first_round_s", "signal")

@@ -53,7 +53,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_t_interval(tmp_pa
     line = chart.lines[0].panels[0]
     assert line.x.tolist() == [1, 2]
     assert line.mean == pytest.approx(np.mean(full, axis=0))
-    assert line.low is not None and line.high is not None
+    assert line.low is not None
+    assert line.high is not None
     for at in range(2):
         values = [scores[at] for scores in full]
         expected = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
@@ -66,7 +67,8 @@ def test_runs_that_differ_only_in_the_seed_are_one_line_with_a_t_interval(tmp_pa
 def test_seeds_with_different_times_are_interpolated_where_all_have_a_value(tmp_path: Path) -> None:
     slow = write_run(tmp_path, [0.2, 0.4, 0.6], seed=1, seconds=10.0)
     fast = write_run(tmp_path, [0.3, 0.5, 0.7], seed=2, seconds=8.0)
-    line = read_chart([slow, fast], axes=["time"]).lines[0].panels[0]
+    with pytest.warns(UserWarning, match="at 24 of 30"):
+        line = read_chart([slow, fast], axes=["time"]).lines[0].panels[0]
     assert line.x.tolist() == [10, 16, 20, 24], "from the later first point to the earlier last point"
     at_10, at_16, at_20, at_24 = 0.3 + 0.2 * 2 / 8, 0.5, 0.5 + 0.2 * 4 / 8, 0.7
     assert line.mean == pytest.approx([(0.2 + at_10) / 2, (0.32 + at_16) / 2, (0.4 + at_20) / 2, (0.48 + at_24) / 2])
@@ -93,7 +95,8 @@ def test_repeated_runs_of_a_seed_count_once(tmp_path: Path) -> None:
 def test_one_run_shows_the_nodes_and_the_averaged_model(tmp_path: Path) -> None:
     chart = read_chart([write_run(tmp_path, [0.2, 0.5], averages=True)])
     line = chart.lines[0].panels[0]
-    assert line.low is not None and line.high is not None
+    assert line.low is not None
+    assert line.high is not None
     assert (line.low.tolist(), line.high.tolist()) == (pytest.approx([0.1, 0.4]), pytest.approx([0.3, 0.6]))
     figure = chart_figure(chart)
     assert legend_labels(figure) == ["made: mean over nodes", "from node to node", "averaged model"]
@@ -102,7 +105,7 @@ def test_one_run_shows_the_nodes_and_the_averaged_model(tmp_path: Path) -> None:
 
 def test_the_spread_over_nodes_and_no_spread(tmp_path: Path) -> None:
     runs = seeds(tmp_path, "full", [0.2], [0.4])
-    nodes, none = (read_chart(runs, spread=spread).lines[0].panels[0] for spread in ("nodes", "none"))  # type: ignore[arg-type]
+    nodes, none = (read_chart(runs, spread=spread).lines[0].panels[0] for spread in ("nodes", "none"))
     assert nodes.low == pytest.approx([0.2]), "the mean of 0.1 and 0.3, the worst nodes of the runs"
     assert nodes.high == pytest.approx([0.4])
     assert none.low is None
@@ -178,13 +181,14 @@ def test_the_legend_covers_no_data_and_nothing_is_cut_off(
     figure = draw_figure(runs, options).figure
     figure.draw_without_rendering()
     page, legend = figure.bbox, figure.legends[0].get_window_extent()
-    note = next(text for text in figure.axes[0].findobj(Text) if text.get_text().startswith("bands: "))  # type: ignore[attr-defined]
+    note = next(text for text in figure.axes[0].findobj(Text) if text.get_text().startswith("bands: "))
     boxes = [drawn_box(axes) for axes in figure.axes]
     assert len(boxes) == panels
     assert not any(Bbox.intersection(legend, box) for box in (*boxes, note.get_window_extent()))
     assert not any(Bbox.intersection(one, other) for one, other in itertools.combinations(boxes, 2))
     for box in (legend, note.get_window_extent(), *boxes):
-        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
+        assert page.contains(box.x0, box.y0)
+        assert page.contains(box.x1, box.y1)
     assert figure.get_figwidth() == {1: 3.5, 2: 7.16}[columns]
 
 
@@ -208,6 +212,18 @@ def test_units_of_axes_follow_their_values(tmp_path: Path) -> None:
     assert (time.get_xlabel(), sent.get_xlabel()) == ("virtual time [h]", "sent by all nodes [kB]")
     assert time.lines[0].get_xdata().tolist() == [1, 2]  # type: ignore[union-attr]
     assert sent.lines[0].get_xdata().tolist() == [2, 4]  # type: ignore[union-attr]
+
+
+def test_axes_can_be_logarithmic(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, [0.2, 0.5], averages=True)]
+    figure = draw_figure(runs, FigureOptions("consensus", ("rounds", "bytes"), log=("bytes", "y"))).figure
+    assert [axes.get_xscale() for axes in figure.axes] == ["linear", "log"]
+    assert [axes.get_yscale() for axes in figure.axes] == ["log", "log"]
+    with pytest.raises(DataError, match="log = 'x'; expected one of 'rounds', 'time', 'bytes', 'y'"):
+        package.plot(runs[0].path, log=["x"])  # type: ignore[list-item]
+    zero = write_run(tmp_path, [0.0])
+    with pytest.raises(DataError, match="has no values above 0"):
+        package.plot(zero.path, "accuracy", log=["y"], spread="none")
 
 
 # Heat maps
@@ -272,20 +288,25 @@ def rejected(result: CommandResult) -> str:
 
 def test_wrong_options_are_rejected(shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / "runs", [0.5], name).path for name in ("full", "topk"))
-    assert "'acuracy' was not measured; did you mean 'accuracy'" in rejected(shoal("plot", "runs", "--y", "acuracy"))
+    assert (
+        "'acuracy' was not measured; the records have accuracy, drift, training-loss; did you mean 'accuracy'?"
+        in rejected(shoal("plot", "runs", "--y", "acuracy"))
+    )
     assert "'consensus' was not measured; set evaluation.average = true" in rejected(
         shoal("plot", "runs", "--y", "consensus")
     )
     assert "'byte': expected some of rounds, time, bytes" in rejected(shoal("plot", "runs", "--panels", "rounds,byte"))
     assert "not allowed with argument" in rejected(shoal("plot", "runs", "--panels", "rounds", "--x", "time"))
-    assert "each panel must differ" in rejected(shoal("plot", "runs", "--panels", "time,time"))
+    assert "a name is there twice" in rejected(shoal("plot", "runs", "--panels", "time,time"))
     assert "shows one run, and 2 were given" in rejected(shoal("plot", one, two, "--kind", "heatmap"))
-    assert "kind 'heatmap' does not have it" in rejected(shoal("plot", one, "--kind", "heatmap", "--spread", "nodes"))
+    assert "spread = 'nodes': a figure of kind 'heatmap' does not have it" in rejected(
+        shoal("plot", one, "--kind", "heatmap", "--spread", "nodes")
+    )
     assert "did you mean 'accuracy'" in rejected(shoal("plot", one, "--kind", "heatmap", "--y", "acuracy"))
     with pytest.raises(DataError, match="columns = 3; expected 1 or 2"):
         package.plot(one, columns=3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="kind = 'pie'; expected one of 'lines', 'heatmap'"):
-        package.plot(one, kind="pie")  # type: ignore[arg-type]
+        package.open_run(one).plot(kind="pie")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="spread = 'std'; expected one of 'seeds', 'nodes', 'none'"):
         package.plot(one, spread="std")  # type: ignore[arg-type]
 

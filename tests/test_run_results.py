@@ -164,7 +164,7 @@ def test_a_run_has_records_a_figure_and_a_short_text(run: shoal.Run) -> None:
 
 def test_a_plot_of_an_unknown_metric_or_axis_is_rejected(run: shoal.Run) -> None:
     with pytest.raises(
-        DataError, match=r"^'acuracy' was not measured; did you mean 'accuracy'.*; the records have accuracy, loss"
+        DataError, match=r"^'acuracy' was not measured; the records have accuracy, loss, .*; did you mean 'accuracy'"
     ):
         run.plot("acuracy")
     with pytest.raises(DataError, match=r"^x = 'byte'; expected one of 'rounds', 'time', 'bytes'"):

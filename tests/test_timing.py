@@ -434,7 +434,7 @@ def test_show_reads_old_summaries_without_targets(
         ([], "virtual time [s]"),
         (["--x", "time"], "virtual time [s]"),
         (["--x", "rounds"], "round, mean over nodes"),
-        (["--x", "bytes"], "sent by all nodes [B]"),
+        (["--x", "bytes"], "sent by all nodes [MB]"),
     ],
 )
 def test_plot_draws_several_runs_over_the_given_axis(

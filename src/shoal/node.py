@@ -239,7 +239,10 @@ class Node:
                 continue
             message = shared or self.make_message(kind, outgoing(peer), round)  # type: ignore[operator]
             if await self.runtime.send(peer, message):
-                self._count_sent(peer, message)
+                self.bytes_sent += message.wire_size
+                self.messages_sent += 1
+                if kind == MODEL or carries_model(message.payload.arrays):
+                    self.runtime.activity.receivers.add(peer)
 
     def make_message(self, kind: str, payload: Payload, round: int = 0) -> Message:
         """Return a message from this node, ready for `Runtime.send`."""
@@ -256,14 +259,11 @@ class Node:
         message = self.make_message(kind, payload_for(outgoing, to), round)
         if not await self.runtime.send_and_wait(to, message):
             return False
-        self._count_sent(to, message)
-        return True
-
-    def _count_sent(self, to: NodeId, message: Message) -> None:
         self.bytes_sent += message.wire_size
         self.messages_sent += 1
-        if message.kind == MODEL or carries_model(message.payload.arrays):
+        if kind == MODEL or carries_model(message.payload.arrays):
             self.runtime.activity.receivers.add(to)
+        return True
 
     def receive_available(self, *, kind: str = MODEL, check: Check | None = None, finite: bool = True) -> list[Message]:
         """Return the messages of this kind received so far, without rejected ones; `finite` as in `receive`."""

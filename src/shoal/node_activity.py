@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.results.spans import MAX_SPANS, OFFLINE, Span, condensed
+from shoal.results.spans import MAX_SPANS, Span, condensed
 from shoal.state import State
 from shoal.types import NodeId
 
@@ -21,10 +21,10 @@ def carries_model(arrays: Mapping[str, NDArray[Any]]) -> bool:
 class NodeActivity:
     """Collects spans and receivers for the next record. The runtime adds spans, the node adds receivers.
 
-    The runtime calls `add` for the algorithm only, not for background tasks: so spans do not overlap.
+    The runtime calls `add` for the algorithm only, and `interrupt` for what takes precedence: so spans do not overlap.
     """
 
-    __slots__ = ("_longest_gap", "_offline", "_recorded", "_spans", "receivers")
+    __slots__ = ("_interruptions", "_longest_gap", "_recorded", "_spans", "receivers")
 
     def __init__(self, longest_gap: float = 0.0) -> None:
         """Two spans of one activity become one span if the time between them is at most `longest_gap` seconds."""
@@ -33,21 +33,30 @@ class NodeActivity:
         self._recorded: set[NodeId] | None = None
         """The receivers of the latest record."""
         self._spans: list[Span] = []
-        self._offline: list[tuple[float, float]] = []
-        """Times that the node was offline, which are not in `_spans` yet."""
+        self._interruptions: list[Span] = []
+        """Spans that are not in `_spans` yet, because the algorithm may be in an activity that began before."""
         self._longest_gap = longest_gap
 
     def add(self, activity: str, start: float, end: float) -> None:
-        """Add what the algorithm has just done. If the node was offline meanwhile, the activity was suspended."""
-        if self._offline:
-            start = self._add_offline(activity, start)
-        if end > start:
+        """Add what the algorithm has just done. It was suspended during interruptions that were added before."""
+        if self._interruptions:
+            interruptions, self._interruptions = self._interruptions, []
+            for span in _interrupted(activity, start, end, interruptions):
+                self._append(*span)
+        elif not self._spans and end > start:  # as `_append` does, but faster
+            self._spans.append((activity, start, end))
+        elif end > start:
             self._append(activity, start, end)
 
-    def add_offline(self, start: float, end: float) -> None:
-        """Add a time that the node was offline. The algorithm may be in an activity, which is added later."""
+    def interrupt(self, activity: str, start: float, end: float) -> None:
+        """Add a time that the node was offline, or that a background task trained.
+
+        The algorithm may be in another activity at the same time, which is added later.
+        """
         if end > start:
-            self._offline.append((start, end))
+            before = [span for span in self._interruptions if span[2] <= start]
+            during = self._interruptions[len(before) :]
+            self._interruptions = [*before, *_interrupted(activity, start, end, during)]
 
     def take(self) -> tuple[list[NodeId] | None, list[Span]]:
         """Return the receivers and the spans since the last call, as a record has them.
@@ -60,9 +69,9 @@ class NodeActivity:
         else:
             self._recorded, self.receivers = self.receivers, set()
             receivers = sorted(self._recorded)
-        for start, end in self._offline:
-            self._append(OFFLINE, start, end)
-        self._offline.clear()
+        for span in self._interruptions:
+            self._append(*span)
+        self._interruptions.clear()
         spans, self._spans = self._spans, []
         return receivers, spans
 
@@ -71,7 +80,7 @@ class NodeActivity:
             "receivers": sorted(self.receivers),
             "recorded": None if self._recorded is None else sorted(self._recorded),
             "spans": [list(span) for span in self._spans],
-            "offline": [list(times) for times in self._offline],
+            "interruptions": [list(span) for span in self._interruptions],
         }
 
     def restore(self, state: State) -> None:
@@ -79,17 +88,7 @@ class NodeActivity:
         self.receivers = set(state["receivers"])
         self._recorded = None if recorded is None else set(recorded)
         self._spans = [(activity, start, end) for activity, start, end in state["spans"]]
-        self._offline = [(start, end) for start, end in state["offline"]]
-
-    def _add_offline(self, activity: str, start: float) -> float:
-        """Add the times that the node was offline, and the activity between them. Return where the activity goes on."""
-        for began, ended in self._offline:
-            if began > start:
-                self._append(activity, start, began)
-            self._append(OFFLINE, began, ended)
-            start = max(start, ended)
-        self._offline.clear()
-        return start
+        self._interruptions = [(activity, start, end) for activity, start, end in state["interruptions"]]
 
     def _append(self, activity: str, start: float, end: float) -> None:
         spans = self._spans
@@ -101,3 +100,14 @@ class NodeActivity:
             if len(spans) >= MAX_SPANS:
                 self._spans = spans = condensed(spans)
         spans.append((activity, start, end))
+
+
+def _interrupted(activity: str, start: float, end: float, interruptions: Iterable[Span]) -> Iterator[Span]:
+    """Yield the interruptions, in order, and the activity before, between and after them."""
+    for span in interruptions:
+        if span[1] > start:
+            yield activity, start, span[1]
+        yield span
+        start = max(start, span[2])
+    if end > start:
+        yield activity, start, end

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 from shoal.errors import ExperimentError
-from shoal.results.records import RunFolder, latest_run, runs_in_order
+from shoal.results.records import RunFolder, runs_below
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The commands of a parser, to which a module adds its own."""
@@ -65,22 +65,20 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
 
 def existing_run(path: Path, command: str) -> RunFolder:
     """Return the run at `path`, or the latest run below it; `command` needs it. It may be in progress."""
-    found = latest_run(path)
-    if found is None:
-        raise _no_run(path, command)
-    return found
+    return _runs_below(path, command)[0]
 
 
-def existing_runs(paths: Sequence[Path], command: str) -> list[RunFolder]:
-    """Return the runs at `paths` and below them, those of each path in the order in which they started; `command` needs them."""
-    found: list[RunFolder] = []
+def existing_runs(paths: Iterable[Path], command: str) -> list[RunFolder]:
+    """Return the runs at `paths` and all runs below them, in the order of the paths and of their names, each once."""
+    found: dict[Path, RunFolder] = {}
     for path in paths:
-        runs = runs_in_order(path)
-        if not runs:
-            raise _no_run(path, command)
-        found += runs
+        for run in sorted(_runs_below(path, command), key=lambda run: run.path):
+            found.setdefault(run.path.resolve(), run)
+    return list(found.values())
+
+
+def _runs_below(path: Path, command: str) -> list[RunFolder]:
+    found = runs_below(path)
+    if not found:
+        raise ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)
     return found
-
-
-def _no_run(path: Path, command: str) -> ExperimentError:
-    return ExperimentError([f"there is no run in {str(path)!r}; start one with 'shoal run FILE'"], command)

@@ -14,7 +14,7 @@ from shoal.experiment.experiment import Experiment
 from shoal.experiment.final_models import Which, final_module, save_final_model
 from shoal.experiment.plugin_files import locate_kept_files
 from shoal.results.progress import main_metric
-from shoal.results.records import RunFolder, latest_run, runs_in_order
+from shoal.results.records import RunFolder, latest_run, runs_below
 from shoal.results.summary import read_or_summarize
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shoal.results.figures import Kind
     from shoal.results.plot_curves import Axis, Spread
     from shoal.results.plot_style import Columns
+    from shoal.results.plots import LogAxis
 
 RunPath: TypeAlias = str | os.PathLike[str]
 """The path of a run, or of a folder of runs."""
@@ -94,12 +95,22 @@ class Run:
         panels: Sequence[Axis] = (),
         kind: Kind = "lines",
         spread: Spread | None = None,
-        columns: Columns = 2,
+        columns: Columns | None = None,
+        log: Sequence[LogAxis] = (),
+        round: int | None = None,
+        start: float | None = None,
+        end: float | None = None,
         metric: str | None = None,
     ) -> Figure:
-        """Return a figure of this run: see `plot`. `metric` is an earlier name of `y`."""
+        """Return a figure of this run: see `plot`. `metric` is an earlier name of `y`.
+
+        `round` is that of a topology, `start` and `end` are the times of a timeline.
+        """
+        from shoal.results.figures import FigureOptions, draw_figure
+
         y = metric if y is None else y
-        return plot([self], y, x, panels=panels, kind=kind, spread=spread, columns=columns)
+        options = FigureOptions(y, _axes(x, panels), kind, spread, columns, (), log, round, start, end)
+        return draw_figure([self.folder], options).figure
 
     def __repr__(self) -> str:
         metrics = self.summary["metrics"]
@@ -128,31 +139,36 @@ def plot(
     x: Axis | None = None,
     *,
     panels: Sequence[Axis] = (),
-    kind: Kind = "lines",
     spread: Spread | None = None,
-    columns: Columns = 2,
+    columns: Columns | None = None,
     labels: Sequence[str] = (),
+    log: Sequence[LogAxis] = (),
 ) -> Figure:
     """Return a figure of runs, as `shoal plot` draws it. Runs that differ only in the seed are one line.
 
     `runs` are runs, paths of runs, or folders that stand for all runs in them. `y` is a metric, "consensus", "drift",
     "training-loss" or, for the averaged model, "averaged-accuracy"; default: the main metric. `x` is "rounds", "time"
-    or "bytes"; `panels` are several of these. Raises `DataError` if the runs do not have what the figure shows.
+    or "bytes"; `panels` are several of these. `log` are the axes with a logarithmic scale, such as "bytes" or "y".
+    Raises `DataError` if the runs do not have what the figure shows.
     """
     from shoal.results.figures import FigureOptions, draw_figure
 
     several = [runs] if isinstance(runs, Run | str | os.PathLike) else list(runs)
     folders = [folder for run in several for folder in _folders(run)]
+    options = FigureOptions(y, _axes(x, panels), "lines", spread, columns, labels, log)
+    return draw_figure(folders, options).figure
+
+
+def _axes(x: Axis | None, panels: Sequence[Axis]) -> tuple[Axis, ...]:
     if x is not None and panels:
         raise DataError(f"x = {x!r} and panels = {panels!r}: give one of them")
-    axes = tuple(panels) if x is None else (x,)
-    return draw_figure(folders, FigureOptions(y, axes, kind, spread, columns, labels)).figure
+    return tuple(panels) if x is None else (x,)
 
 
 def _folders(run: RunPath | Run) -> list[RunFolder]:
     if isinstance(run, Run):
         return [run.folder]
-    found = runs_in_order(Path(run))
+    found = sorted(runs_below(Path(run)), key=lambda run: run.path)
     if not found:
         raise DataError(f"there is no run in {str(Path(run))!r}; start one with 'shoal run FILE'")
     return found

@@ -12,7 +12,7 @@ last line, as in a run that goes on, is left out.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -190,8 +190,8 @@ def last_of_each(nodes: Integers) -> tuple[Integers, Integers]:
     return nodes[last], last
 
 
-class _RoundRow(msgspec.Struct, tag="round", tag_field="kind", frozen=True, gc=False):
-    """The fields of `Round` that are columns. Decoding only these is faster."""
+class RoundColumns(msgspec.Struct, tag="round", tag_field="kind", frozen=True, gc=False):
+    """The fields of `Round` that are columns. To decode only these is faster."""
 
     round: int
     time: float
@@ -200,8 +200,15 @@ class _RoundRow(msgspec.Struct, tag="round", tag_field="kind", frozen=True, gc=F
     messages_sent: int
 
 
-ROUNDS = (_RoundRow, Round)
-_decoder = msgspec.json.Decoder(_RoundRow | Evaluation | Average | Event | End)
+ColumnRecord: TypeAlias = RoundColumns | Evaluation | Average | Event | End
+_decoder = msgspec.json.Decoder(ColumnRecord)
+
+
+def _only_columns(record: Record) -> ColumnRecord:
+    """Return the record without fields that are not columns."""
+    if not isinstance(record, Round):
+        return record
+    return RoundColumns(record.round, record.time, record.loss, record.bytes_sent, record.messages_sent)
 
 
 @dataclass
@@ -217,41 +224,41 @@ class RecordColumns:
     _last_times: dict[NodeId, float] = field(default_factory=dict)
     _size: int = 0
 
-    def add(self, node: NodeId, records: Sequence[Record | _RoundRow]) -> None:
+    def add(self, node: NodeId, records: Sequence[ColumnRecord]) -> None:
         """Add all records of a node; nodes must come in ascending order."""
-        if records:
-            self._last_times[node] = records[-1].time
-        rounds = [record for record in records if isinstance(record, ROUNDS)]
-        if len(rounds) < len(records):
-            self._add_others(node, records)
-            at = [i for i, record in enumerate(records, self._size) if isinstance(record, ROUNDS)]
-        else:
-            at = list(range(self._size, self._size + len(records)))
-        self._size += len(records)
+        if not records:
+            return
+        self._last_times[node] = records[-1].time
+        rounds = [record for record in records if type(record) is RoundColumns]
+        others = [at for at, record in enumerate(records) if type(record) is not RoundColumns]
+        self._add_others(node, {self._size + at: records[at] for at in others})
         self._rounds.append((
-            np.array(at, np.int64),
+            np.delete(np.arange(self._size, self._size + len(records)), others),
             np.full(len(rounds), node, np.int64),
-            np.array([record.round for record in rounds], np.int64),
-            np.array([record.time for record in rounds], np.float64),
+            np.fromiter([record.round for record in rounds], np.int64),
+            np.fromiter([record.time for record in rounds], np.float64),
             np.array([record.loss for record in rounds], np.float64),  # None becomes NaN
-            np.array([record.bytes_sent for record in rounds], np.int64),
-            np.array([record.messages_sent for record in rounds], np.int64),
+            np.fromiter([record.bytes_sent for record in rounds], np.int64),
+            np.fromiter([record.messages_sent for record in rounds], np.int64),
         ))  # fmt: skip
+        self._size += len(records)
 
-    def _add_others(self, node: NodeId, records: Iterable[Record | _RoundRow]) -> None:
-        for row, record in enumerate(records, self._size):
-            if isinstance(record, Evaluation):
-                for name, score in record.scores.items():
-                    at, scores = self._scores.setdefault(name, (array("q"), array("d")))
-                    at.append(len(self._evaluations))
-                    scores.append(score)
-                tick = -1 if record.tick is None else record.tick
-                self._evaluations.append((row, node, record.round, tick))
-                self._evaluation_times.append(record.time)
-            elif isinstance(record, Event):
-                self._events.append(NodeEvent(row, node, record))
-            elif isinstance(record, End):
-                self._ends.append(NodeEnd(row, node, record))
+    def _add_others(self, node: NodeId, records: Mapping[int, ColumnRecord]) -> None:
+        """Add records that are not rounds, by their rows."""
+        first = len(self._evaluations)
+        evaluations = [(row, record) for row, record in records.items() if isinstance(record, Evaluation)]
+        for row, record in evaluations:
+            self._evaluations.append((row, node, record.round, -1 if record.tick is None else record.tick))
+            self._evaluation_times.append(record.time)
+        for name in dict.fromkeys(name for _, record in evaluations for name in record.scores):
+            at, scores = self._scores.setdefault(name, (array("q"), array("d")))
+            at.extend([i for i, (_, record) in enumerate(evaluations, first) if name in record.scores])
+            scores.extend([record.scores[name] for _, record in evaluations if name in record.scores])
+        for row, other in records.items():
+            if isinstance(other, Event):
+                self._events.append(NodeEvent(row, node, other))
+            elif isinstance(other, End):
+                self._ends.append(NodeEnd(row, node, other))
 
     def finish(self, averages: Sequence[Average] = (), file_sizes: Mapping[str, int] | None = None) -> RunRecords:
         """Return all records that were added."""
@@ -292,14 +299,16 @@ def read_lines(folder: RunFolder) -> RunRecords:
     return columns.finish(averages, {**sizes, folder.averages.name: len(content)})
 
 
-def _decode_file(content: bytes, path: Path) -> Sequence[Record | _RoundRow]:
+def _decode_file(content: bytes, path: Path) -> Sequence[ColumnRecord]:
     """Decode all lines without an incomplete last one."""
     content = content[: content.rfind(b"\n") + 1]
     found = None if COUNT_KEY_IN_OLD_RUNS in content else _decode_fast(content)
-    return list(decode_lines(content.split(b"\n")[:-1], path)) if found is None else found
+    if found is None:
+        found = [_only_columns(record) for record in decode_lines(content.split(b"\n")[:-1], path)]
+    return found
 
 
-def _decode_fast(content: bytes) -> Sequence[Record | _RoundRow] | None:
+def _decode_fast(content: bytes) -> Sequence[ColumnRecord] | None:
     """Decode all lines at once; None if a line is damaged, or needs `decode`, such as that of a diverged model."""
     try:
         return _decoder.decode_lines(content)

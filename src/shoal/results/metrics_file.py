@@ -58,8 +58,15 @@ def write_metrics(folder: RunFolder, records: RunRecords | None = None) -> None:
     # The loss of rounds and the score "loss" are one column.
     columns = {name: f"score.{name}" if name in NO_METRICS - {"loss"} else name for name in names}
     metadata = {SIZES: _hash_sizes(records.file_sizes), METRICS: msgspec.json.encode(columns)}
-    with replacing(folder.metrics) as unfinished:
-        pq.write_table(_table(records, columns).replace_schema_metadata(metadata), unfinished, ROWS_AT_ONCE)
+    parts = _tables(records, columns)
+    first = _rows(parts, 0)
+    with (
+        replacing(folder.metrics) as unfinished,
+        pq.ParquetWriter(unfinished, first.schema.with_metadata(metadata)) as writer,
+    ):
+        writer.write_table(first)
+        for start in range(ROWS_AT_ONCE, records.size + len(records.averages), ROWS_AT_ONCE):
+            writer.write_table(_rows(parts, start))
 
 
 def read_metrics(folder: RunFolder) -> RunRecords | None:
@@ -84,8 +91,8 @@ def _hash_sizes(sizes: Mapping[str, int]) -> bytes:
     return hashlib.sha256(msgspec.json.encode(sizes, order="sorted")).hexdigest().encode()
 
 
-def _table(records: RunRecords, columns: Mapping[str, str]) -> pa.Table:
-    """Return all records in the order of their files, the averages last."""
+def _tables(records: RunRecords, columns: Mapping[str, str]) -> list[pa.Table]:
+    """Return a table for each kind of record. Its column `row` is sorted."""
     rounds, evaluations = records.rounds, records.evaluations
     numbers = {name: pa.array(getattr(rounds, name)) for name in ("row", *ROUND_COLUMNS) if name != "loss"}
     loss = pa.array(rounds.loss, mask=np.isnan(rounds.loss))
@@ -102,10 +109,18 @@ def _table(records: RunRecords, columns: Mapping[str, str]) -> pa.Table:
         _small_table("event", records.events, Event),
         _small_table("end", records.ends, End),
     ]
-    table = pa.concat_tables([part for part in parts if len(part)] or parts[:1], promote_options="default")
-    names = dict.fromkeys(["node", "kind", "round", "time", *(name for name in table.column_names if name != "row")])
-    order = table["row"].to_numpy().argsort(kind="stable")
-    return table.select(list(names)).take(pa.array(order))
+    return [part for part in parts if len(part)] or parts[:1]
+
+
+def _rows(tables: Sequence[pa.Table], start: int) -> pa.Table:
+    """Return some rows of the file, from `start` on: the records in the order of their files, the averages last."""
+    parts = []
+    for table in tables:
+        begin, end = np.searchsorted(table["row"].to_numpy(), (start, start + ROWS_AT_ONCE)).tolist()
+        parts.append(table.slice(begin, end - begin))
+    rows = pa.concat_tables(parts, promote_options="default")
+    names = dict.fromkeys(["node", "kind", "round", "time", *(name for name in rows.column_names if name != "row")])
+    return rows.select(list(names)).take(rows["row"].to_numpy().argsort())
 
 
 def _with_kind(kind: str, columns: Mapping[str, Any]) -> pa.Table:
@@ -134,6 +149,14 @@ def _average_table(averages: Sequence[Average], first: int, columns: Mapping[str
 
 
 def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping[str, int]) -> RunRecords:
+    known = set(file.schema_arrow.names)
+    wanted = {
+        "round": ROUND_COLUMNS,
+        "evaluation": (*EVALUATION_COLUMNS, *columns.values()),
+        "average": ("node", *Average.__struct_fields__, *columns.values()),
+        "event": ("node", *Event.__struct_fields__),
+        "end": ("node", *End.__struct_fields__),
+    }
     parts: dict[str, list[pa.Table]] = {}
     last_times: dict[NodeId, float] = {}
     first = 0
@@ -142,9 +165,11 @@ def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping
         table = table.append_column("row", [np.arange(first, first + len(table))])
         first += len(table)
         last_times.update(_last_times(table))
-        for kind in ("round", "evaluation", "average", "event", "end"):
-            if len(part := table.filter(pc.equal(table["kind"], kind))):
-                parts.setdefault(kind, []).append(part)
+        for kind, names in wanted.items():
+            is_kind = pc.equal(table["kind"], kind)
+            if pc.any(is_kind).as_py():
+                part = table.select(["row", *(name for name in dict.fromkeys(names) if name in known)])
+                parts.setdefault(kind, []).append(part.filter(is_kind))
     tables = {kind: pa.concat_tables(several) for kind, several in parts.items()}
     averages = [record for _, _, record in _small_records(tables.get("average"), Average, columns)]
     return RunRecords(
@@ -161,7 +186,7 @@ def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping
 
 def _last_times(table: pa.Table) -> dict[NodeId, float]:
     """Return the time of the last record of each node in a part of the file; the records of a node are adjacent."""
-    table = table.filter(pc.is_valid(table["node"]))
+    table = table.select(["node", "time"]).filter(pc.is_valid(table["node"]))
     nodes, times = table["node"].to_numpy(), table["time"].to_numpy()
     nodes, last = last_of_each(nodes)
     return dict(zip(nodes.tolist(), times[last].tolist(), strict=True))

@@ -29,7 +29,8 @@ from shoal.errors import DataError
 from shoal.results.frames import RunRecords, read_records
 from shoal.results.progress import main_metric
 from shoal.results.records import Average, RunFolder
-from shoal.results.timing import Clock, Curve, clock, split_of, bytes_sent as _bs, curve_or_none
+from shoal.results.statistics import t_quantile
+from shoal.results.timing import Clock, Curve, bytes_at, clock, curve_of, split_of
 
 Floats: TypeAlias = NDArray[np.float64]
 Axis: TypeAlias = Literal["rounds", "time", "bytes"]
@@ -86,21 +87,8 @@ class Line:
     high: Floats | None
 
 
-_F = None
-
-
-def curve_of(records, name):
-    return curve_or_none(_F, name)
-
-
-def bytes_sent(records, curve):
-    return _bs(_F, curve)
-
-
 def read_curve(folder: RunFolder, y: str | None, with_bytes: bool) -> RunCurve:
     """Read the curve of the quantity `y`, by default of the main metric of the run."""
-    global _F
-    _F = folder
     records = read_records(folder)
     known = quantities(records)
     main = main_metric(records.evaluations.metrics)
@@ -110,7 +98,7 @@ def read_curve(folder: RunFolder, y: str | None, with_bytes: bool) -> RunCurve:
     if curve is not None and name in records.evaluations.metrics:
         scores = {_moment(a, curve.by_ticks): a.scores.get(curve.metric, math.nan) for a in records.averages}
         averaged = tuple(scores.get(moment, math.nan) for moment in curve.moments)
-    sent = bytes_sent(records, curve) if with_bytes and curve is not None else ()
+    sent = bytes_at(records, curve) if with_bytes and curve is not None else ()
     by_ticks = bool((records.evaluations.tick >= 0).any())
     return RunCurve(folder, known, main, by_ticks, curve, sent, averaged, split_of(folder), clock(folder))
 
@@ -133,7 +121,7 @@ def unknown_quantity(name: str, known: Sequence[str], kind: str = "") -> DataErr
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     why = "; set evaluation.average = true" if name == CONSENSUS or name.startswith(AVERAGED) else ""
     measured = f"{', '.join(known)} {kind}".rstrip() if known else "no scores"
-    return DataError(f"{name!r} was not measured{why}{meant}; the records have {measured}")
+    return DataError(f"{name!r} was not measured{why}; the records have {measured}{meant}")
 
 
 def _quantity(records: RunRecords, name: str) -> Curve | None:
@@ -229,13 +217,10 @@ def common_positions(positions: Iterable[Floats]) -> Floats:
 def _interpolated(x: Floats, positions: Floats, values: Sequence[float]) -> Floats:
     """Return the values at `x`. Of several values at one position, the last counts."""
     last = np.append(positions[1:] > positions[:-1], True)
-    return np.interp(x, positions[last], np.asarray(values, np.float64)[last])
+    return np.asarray(np.interp(x, positions[last], np.asarray(values, np.float64)[last]))
 
 
-def confidence(values: Floats, level: float = 0.95) -> Floats:
+def confidence(values: Floats) -> Floats:
     """Return half the width of the confidence interval of the mean of each column."""
-    from scipy.special import stdtrit
-
     count = len(values)
-    t = stdtrit(count - 1, (1 + level) / 2)
-    return np.asarray(t * values.std(axis=0, ddof=1) / math.sqrt(count))
+    return np.asarray(t_quantile(count - 1) * values.std(axis=0, ddof=1) / math.sqrt(count))

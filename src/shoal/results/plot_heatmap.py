@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.errors import DataError
-from shoal.results.frames import RunRecords, read_records
+from shoal.results.frames import Integers, RunRecords, read_records
 from shoal.results.plot_curves import FRACTIONS, TRAINING_LOSS, Floats, unknown_quantity
 from shoal.results.plot_style import MISSING, Columns, new_figure, plain_text, styled
 from shoal.results.progress import main_metric
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 HEIGHTS: dict[Columns, float] = {1: 2.4, 2: 3.2}
 """Inches."""
+MAX_CELLS = 2000
+"""The number of rows, and of columns. Of more nodes or rounds, evenly spaced ones are drawn."""
 EXTREME = 0.02
 """The colours of a quantity without bounds cover all values except this fraction at each end."""
 
@@ -69,23 +72,34 @@ def _cells(records: RunRecords, name: str) -> tuple[Floats, Floats, Floats, bool
     """Return the positions of the columns, the nodes, the value of each cell (NaN: none), and whether x is time."""
     if name == TRAINING_LOSS:
         rounds = records.rounds
-        node, moment, value, by_time = rounds.node, rounds.round, rounds.loss, False
+        node, moment, time, value, by_time = rounds.node, rounds.round, rounds.time, rounds.loss, False
     else:
         scores = records.evaluations.scores(name)
         by_time = bool((scores.tick >= 0).any())
-        kept = scores.tick >= 0 if by_time else np.full(len(scores.tick), True)
-        node, value = scores.node[kept], scores.score[kept]
-        moment = (scores.tick if by_time else scores.round)[kept]
-    moments, column = np.unique(moment, return_inverse=True)
-    nodes, row = np.unique(node, return_inverse=True)
+        if by_time:
+            scores = scores.select(scores.tick >= 0)
+        node, time, value = scores.node, scores.time, scores.score
+        moment = scores.tick if by_time else scores.round
+    nodes, row, is_row = _places(node)
+    moments, column, is_column = _places(moment)
+    shown = is_row & is_column
     cells = np.full((len(nodes), len(moments)), np.nan)
-    cells[row, column] = value  # a node that rejoins may repeat a round: the last value counts
-    x = moments + 1.0
+    cells[row[shown], column[shown]] = value[shown]  # a node that rejoins may repeat a round: the last value counts
+    x: Floats = moments.astype(np.float64) + 1
     if by_time:
         times = np.zeros(len(moments))
-        np.maximum.at(times, column, scores.time[kept])
+        np.maximum.at(times, column[shown], time[shown])
         x = np.maximum.accumulate(times)
     return x, nodes.astype(np.float64), cells, by_time
+
+
+def _places(values: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
+    """Return the distinct values in order, at most `MAX_CELLS`; for each value its place, and whether it is shown."""
+    distinct = np.unique(values)
+    if len(distinct) > MAX_CELLS:
+        distinct = distinct[np.linspace(0, len(distinct) - 1, MAX_CELLS).round().astype(np.int64)]
+    place = np.searchsorted(distinct, values).clip(max=len(distinct) - 1)
+    return distinct, place, distinct[place] == values
 
 
 def _edges(centres: Floats) -> Floats:

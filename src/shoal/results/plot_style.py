@@ -39,7 +39,7 @@ MISSING = "#ffffff"
 LABEL_LINES = 3
 """A longer label is shortened."""
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
     "axes.titlesize": 8,
@@ -128,7 +128,7 @@ def plain_text(text: str) -> str:
     return (f" {shown}" if shown.startswith("_") else shown).replace("$", r"\$")
 
 
-def add_legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], title: str | None) -> None:
+def add_legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], title: str | None = None) -> None:
     """Add a legend above all axes, with as few rows as fit. The figure grows by its height: it covers no data."""
     width = int((figure.get_figwidth() * 72 - 50) / (0.5 * STYLE["legend.fontsize"]))
     wrapped = [_wrapped(label, width) for label in labels]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -34,8 +35,11 @@ from shoal.results.records import RunFolder
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.figure import Figure
 
+LogAxis: TypeAlias = Literal["rounds", "time", "bytes", "y"]
+"""An axis that may have a logarithmic scale."""
 PANEL_HEIGHTS: dict[Columns, float] = {1: 2.1, 2: 2.9}
 """Inches, of a figure with one panel."""
 ROW_HEIGHT = 2.1
@@ -48,8 +52,8 @@ LONG_TIME = 2 * 3600
 """Seconds from which on an axis shows hours."""
 AVERAGED_STYLE = line_style(1)
 """The line of the averaged model, in a figure of one run."""
-LOG_RATIO = 30
-"""The consensus distance has a logarithmic axis if its largest value is so many times its smallest."""
+LOG_TICKS = ((1.7, (1.0, 2.0, 5.0)), (3.5, (1.0, 3.0)), (math.inf, (1.0,)))
+"""The ticks in each decade of a logarithmic axis of less than so many decades."""
 SHORT_PART = 0.9
 """If a line covers less than this part of its longest run, a warning names the reason."""
 
@@ -140,7 +144,7 @@ def _check(key: str, values: Iterable[str], allowed: tuple[str, ...]) -> None:
 
 def _choose(runs: Sequence[RunCurve], wanted: str | None) -> str:
     """Return the quantity to plot: `wanted`, or the main metric of the runs."""
-    known = sorted({name for run in runs for name in run.known})
+    known = list(dict.fromkeys(name for run in runs for name in run.known))
     metrics = {run.curve.metric for run in runs if run.curve is not None}
     y = main_metric(metrics) if wanted is None else wanted
     if y is None:
@@ -204,8 +208,12 @@ def _group_line(label: str, runs: Sequence[RunCurve], axes: Sequence[Axis], spre
     return GroupLine(label, tuple(runs), tuple(panels))
 
 
-def chart_figure(chart: Chart, columns: Columns = 2) -> Figure:
-    """Draw a chart: panels side by side in two columns, one below the other in one column."""
+def chart_figure(chart: Chart, columns: Columns = 2, log: Sequence[LogAxis] = ()) -> Figure:
+    """Draw a chart: panels side by side in two columns, one below the other in one column.
+
+    `log` are the axes with a logarithmic scale. Raises `DataError` for an unknown one.
+    """
+    _check("log", log, get_args(LogAxis))
     count = len(chart.axes)
     with styled():
         height = PANEL_HEIGHTS[columns] if count == 1 else ROW_HEIGHT * (1 if columns == 2 else count)
@@ -213,8 +221,8 @@ def chart_figure(chart: Chart, columns: Columns = 2) -> Figure:
         shape = (1, count) if columns == 2 else (count, 1)
         panels: list[Axes] = list(figure.subplots(*shape, sharey=True, squeeze=False).flat)
         for number, axes in enumerate(panels):
-            _draw_panel(axes, chart, number)
-        _format_y(panels[0], chart)
+            _draw_panel(axes, chart, number, chart.axes[number] in log)
+        _format_y(panels[0], chart, "y" in log)
         for axes in panels if columns == 1 else panels[:1]:
             axes.set_ylabel(plain_text(_y_title(chart)))
         if not chart.alone and chart.has_band:
@@ -223,7 +231,7 @@ def chart_figure(chart: Chart, columns: Columns = 2) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, chart: Chart, number: int) -> None:
+def _draw_panel(axes: Axes, chart: Chart, number: int, log: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis = chart.axes[number]
@@ -234,14 +242,16 @@ def _draw_panel(axes: Axes, chart: Chart, number: int) -> None:
         line, style = group.panels[number], line_style(index)
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x / scale, line.low, line.high, color=style.colour, alpha=alpha, linewidth=0)
-        marked = [] if chart.alone else _marked(line.x, index / len(chart.lines))
+        marked = [] if chart.alone else _marked(np.log(line.x + 1) if log else line.x, index / len(chart.lines))
         height = 2.1 if style.dash == "-" else 2.2  # a line below shows through the gaps of a dashed line
         axes.plot(line.x / scale, line.mean, markevery=marked, zorder=height, **style.arguments())
     if chart.alone:
         _draw_averaged(axes, chart.lines[0].runs[0], axis, scale)
     axes.set_xlim(0, 1.02 * end / scale if end > 0 else 1)
     axes.set_xlabel(title)
-    if axis == "rounds":
+    if log:
+        _set_log(axes, axes.xaxis, np.concatenate([group.panels[number].x for group in chart.lines]) / scale)
+    elif axis == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.grid()
 
@@ -272,17 +282,34 @@ def _unit(chart: Chart, axis: Axis, end: float) -> tuple[float, str]:
     return 1.0, "round, mean over nodes" if by_ticks else "round"
 
 
-def _format_y(axes: Axes, chart: Chart) -> None:
+def _set_log(axes: Axes, axis: XAxis | YAxis, values: Floats) -> None:
+    """Give an axis a logarithmic scale that begins at the smallest of the positive values, and plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    positive = values[values > 0]
+    if not len(positive):
+        raise DataError(f"log: {axis.get_label_text()!r} has no values above 0; plot it without a logarithmic scale")
+    set_scale, set_limits = (
+        (axes.set_xscale, axes.set_xlim) if axis is axes.xaxis else (axes.set_yscale, axes.set_ylim)
+    )  # fmt: skip
+    set_scale("log", nonpositive="clip")
+    set_limits(float(positive.min()) / 1.1, float(positive.max()) * 1.1)
+    decades = math.log10(float(positive.max() / positive.min()))
+    axis.set_major_locator(LogLocator(subs=next(subs for most, subs in LOG_TICKS if decades < most)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _format_y(axes: Axes, chart: Chart, log: bool) -> None:
     """Set the range of the vertical axis: that of the data, but not beyond the possible values."""
     drawn = [line for group in chart.lines for line in group.panels]
     values = np.concatenate([part for line in drawn for part in (line.mean, line.low, line.high) if part is not None])
     finite = values[np.isfinite(values)]
-    if not len(finite):
+    if log:
+        _set_log(axes, axes.yaxis, finite)
+    elif not len(finite):
         return
-    metric = chart.y.removeprefix(AVERAGED)
-    if chart.y == CONSENSUS and finite.min() > 0 and finite.max() > LOG_RATIO * finite.min():
-        axes.set_yscale("log")
-    elif metric.startswith(FRACTIONS):
+    elif chart.y.removeprefix(AVERAGED).startswith(FRACTIONS):
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(1.0, high))
     elif finite.min() >= 0:
@@ -301,7 +328,7 @@ def _y_title(chart: Chart) -> str:
 
 
 def _legend_entries(chart: Chart) -> tuple[list[Artist], list[str]]:
-    """Return the entries of the legend: one for each line, and one that says what the bands are."""
+    """Return the entries of the legend: one for each line, and one for the band of a single run."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

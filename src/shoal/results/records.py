@@ -386,11 +386,6 @@ def runs_below(path: Path) -> list[RunFolder]:
     return sorted((RunFolder(folder) for folder in folders), key=_last_change, reverse=True)
 
 
-def runs_in_order(path: Path) -> list[RunFolder]:
-    """Return the runs of `runs_below` in the order in which they started: by the names of their folders."""
-    return sorted(runs_below(path), key=lambda run: run.path.name)
-
-
 def _last_change(run: RunFolder) -> float:
     """When the run wrote its summary, or else when it was created."""
     return (run.summary if run.summary.exists() else run.experiment).stat().st_mtime

@@ -3,15 +3,16 @@
 A span is an activity with its start and its end in seconds of the run's clock. The spans of a node are in order of time
 and do not overlap. Activities:
 
-| activity | the node's algorithm |
+| activity | meaning |
 |---|---|
-| `train` | trains |
-| `wait` | waits for messages |
-| `send` | hands messages to the network, or waits until the network has taken them |
-| `offline` | is suspended, because the node's device is offline |
+| `train` | the node trains |
+| `wait` | the node's algorithm waits for messages |
+| `send` | the algorithm hands messages to the network, or waits until the network has taken them |
+| `offline` | the node is suspended, because its device is offline |
 
-In the time between spans the node is idle: it sleeps, evaluates its model, or waits for a processor. Only the algorithm
-itself has spans, its background tasks have none: a task that always waits for messages does not make a node wait.
+In the time between spans the node is idle: it sleeps, evaluates its model, or waits for a processor. The waits and
+sends of the algorithm's background tasks are no spans: a task that always waits for messages does not make its node
+wait.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ TRAIN, WAIT, SEND, OFFLINE = ACTIVITIES = ("train", "wait", "send", "offline")
 MAX_SPANS = 64
 """The most spans of one record."""
 PARTS = MAX_SPANS // 2 // len(ACTIVITIES)
-"""The number of parts of `condensed` spans."""
+"""The parts of the spans of one record that has too many."""
 
 
-def condensed(spans: Sequence[Span]) -> list[Span]:
-    """Return at most `MAX_SPANS` / 2 spans with the same total for each activity.
+def condensed(spans: Sequence[Span], parts: int = PARTS) -> list[Span]:
+    """Return at most one span of each activity for each of `parts`, with the same total for each activity.
 
-    The time of `spans` is divided into parts. In each part, the spans of one activity become one span, and these follow
-    each other without a gap. So a span is at most one part away from its true place.
+    The parts have about the same number of spans. In each part, the spans of one activity become one span, and these
+    follow each other without a gap. So a span is at most one part away from its true place.
     """
-    size = -(-len(spans) // PARTS)
+    size = max(1, -(-len(spans) // parts))
     found: list[Span] = []
     for first in range(0, len(spans), size):
         part = spans[first : first + size]

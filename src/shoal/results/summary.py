@@ -20,6 +20,9 @@ from shoal.results.statistics import fairness, statistics
 from shoal.results.timing import curve_of, split_of, target_and_best, target_of
 from shoal.types import NodeId
 
+KEYS = ("status", "engine", "nodes", "seed", "rounds", "metrics", "bytes_sent", "time", "memory", "digest")
+"""Keys that every summary has. A file without them was written by another program."""
+
 
 def summarize(
     folder: RunFolder,
@@ -42,14 +45,17 @@ def summarize(
     return folder.read_summary()
 
 
-def read_or_summarize(folder: RunFolder) -> dict[str, Any]:
+def read_or_summarize(folder: RunFolder, records: RunRecords | None = None) -> dict[str, Any]:
     """Return the summary of a run. If there is none, return one of its records, with the status "unfinished".
 
-    A run has no summary while it is in progress, or if its coordinator was killed. Raises `DataError` if a summary is
-    damaged, or the folder holds no run.
+    A run has no summary while it is in progress, or if its coordinator was killed. `records` are those of the run, if
+    they have been read before. Raises `DataError` if a summary is damaged, or the folder holds no run.
     """
     if folder.summary.exists():
-        return folder.read_summary()
+        summary = folder.read_summary()
+        if missing := [key for key in KEYS if key not in summary]:
+            raise DataError(f"{folder.summary} was not written by a run: it has no key {missing[0]!r}")
+        return summary
     experiment = folder.read_experiment()
     if not experiment:
         raise DataError(f"{folder.path} holds no run: it has neither summary.json nor experiment.toml")
@@ -57,7 +63,7 @@ def read_or_summarize(folder: RunFolder) -> dict[str, Any]:
         engine, nodes, seed = (experiment[key] for key in ("engine", "nodes", "seed"))
     except KeyError as error:
         raise DataError(f"{folder.experiment} was not written by a run: it has no key {error}") from error
-    records = read_records(folder)
+    records = read_records(folder) if records is None else records
     last = records.duration
     servers = [node for node in records.last_rounds() if node >= nodes]
     is_simulation = engine == "simulation"

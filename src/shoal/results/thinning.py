@@ -13,9 +13,9 @@ A node writes one record per round, and may write events in every round. Of thes
 This depends only on the number of the round or event. Evaluations are always written. The latest round is written
 before an evaluation, an event or the end of the node, so the last round and all totals are in the records.
 
-A round that is written has the spans of the rounds before it that were left out, as far as `MAX_SPANS` allows (see
-`spans.py`): their total times are exact. Its `sent_to` are the nodes that the node sent to in this round. It has them if
-they differ from the previous round, written or not: so they never refer to a round that was left out.
+A round that is written after rounds that were left out has one span of each activity, with the total time of all these
+rounds (`condensed` in spans.py). Its `sent_to` are the nodes that the node sent to in this round. It is never None if
+they changed in a round that was left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.results.records import REJOINED, RESUMED, End, Event, Record, Round
-from shoal.results.spans import MAX_SPANS, condensed
+from shoal.results.spans import condensed
 
 ALL_ROUNDS = 10_000
 """All rounds before this one are written."""
@@ -33,19 +33,23 @@ ALWAYS_WRITTEN = (REJOINED, RESUMED)
 """Events that other records cannot be understood without."""
 
 
-def is_written(number: int, limit: int) -> bool:
-    """Whether the round or event with this number, from 0, is written: all below `limit`, then every 10th, …"""
+def written_step(number: int, limit: int) -> int:
+    """Return the distance of rounds or events that are written, around this number: 1 below `limit`, then 10, …"""
     step = 1
     while number >= limit * step:
         step *= 10
-    return number % step == 0
+    return step
+
+
+def is_written(number: int, limit: int) -> bool:
+    """Whether the round or event with this number, from 0, is written."""
+    return number % written_step(number, limit) == 0
 
 
 def join_rounds(left_out: Round, following: Round) -> Round:
     """Return `following` with what a reader needs of the round before it, which is not written."""
-    spans = [*left_out.spans, *following.spans]
+    spans = condensed([*left_out.spans, *following.spans], parts=1)
     sent_to = left_out.sent_to if following.sent_to is None else following.sent_to
-    spans = condensed(spans) if len(spans) > MAX_SPANS else spans
     return msgspec.structs.replace(following, sent_to=sent_to, spans=spans)
 
 

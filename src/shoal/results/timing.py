@@ -109,12 +109,13 @@ def _points(found: Scores, by_ticks: bool, failed: Mapping[NodeId, float]) -> li
     return points
 
 
-def curve(folder: RunFolder, metric: str | None = None) -> Curve:
+def curve(folder: RunFolder, metric: str | None = None, records: RunRecords | None = None) -> Curve:
     """Return the curve of `metric`; default: the metric that the experiment names, or the main metric.
 
-    Raises `DataError` if there is none.
+    `records` are those of the run, if they have been read before. Raises `DataError` if there is no curve.
     """
-    records, wanted = read_records(folder), metric or target_of(folder)[0]
+    records = read_records(folder) if records is None else records
+    wanted = metric or target_of(folder)[0]
     found, known = curve_of(records, wanted), records.evaluations.metrics
     if found is None and not known:
         raise DataError(f"{folder.path}: no scores were recorded; see evaluation.every and evaluation.nodes")

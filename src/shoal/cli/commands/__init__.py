@@ -10,6 +10,7 @@ COMMANDS = {
     "run": "run an experiment",
     "resume": "continue a run that was stopped, from its latest checkpoint",
     "show": "show the summary of a run",
+    "compare": "compare groups of runs: scores, time and bytes to a target, with confidence intervals",
     "plot": "plot accuracy or another metric of runs over rounds, time or bytes",
     "serve": "show runs in a web page, while they go on and afterwards",
     "export-model": "write the final model of a node, or of all nodes, for other programs",

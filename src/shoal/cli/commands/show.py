@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shoal.cli.arguments import existing_run, finite_number
 from shoal.cli.display import console, show_warnings, summary_table
+from shoal.results.frames import read_records
 from shoal.results.summary import read_or_summarize
 from shoal.results.timing import curve, target_and_best
 
@@ -27,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def show_run(parsed: argparse.Namespace) -> int:
     folder, screen = existing_run(parsed.run or Path("runs"), "show"), console()
     with show_warnings(screen):
-        summary = read_or_summarize(folder)
-        if parsed.target is not None or parsed.metric is not None:
-            found = curve(folder, parsed.metric)
+        has_target = parsed.target is not None or parsed.metric is not None
+        records = read_records(folder) if has_target else None
+        summary = read_or_summarize(folder, records)
+        if has_target:
+            found = curve(folder, parsed.metric, records)
             summary.update(target_and_best(found, found.metric, parsed.target))
     screen.print(summary_table(summary, str(folder.path)))
     return 0

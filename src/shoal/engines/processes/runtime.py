@@ -24,7 +24,7 @@ from shoal.environment.devices import Speed
 from shoal.mailbox import Filter, Mailbox, Waiter
 from shoal.message import Message
 from shoal.node_activity import NodeActivity
-from shoal.results.spans import SEND, TRAIN, WAIT
+from shoal.results.spans import OFFLINE, SEND, TRAIN, WAIT
 from shoal.runtime import Work
 from shoal.types import NodeId
 
@@ -152,7 +152,7 @@ class ProcessRuntime:
         """Go online or offline. Operations that end while the node is offline return when it is online again."""
         if online and not self.hung:
             if not self._online.is_set():
-                self.activity.add_offline(self._offline_since, self.now())
+                self._record_offline(self.now())
             self._online.set()
         elif not online:
             if self._online.is_set():
@@ -328,14 +328,19 @@ class ProcessRuntime:
             self.mailbox.budget.expect(message.wire_size)
 
     def _record(self, activity: str, began: float) -> None:
-        """Record what the node's algorithm did until now. What its background tasks do is not recorded."""
-        if self._background.has(asyncio.current_task()):
+        """Record what the node's algorithm did until now. Of background tasks, only training is recorded."""
+        in_background = self._background.has(asyncio.current_task())
+        if in_background and activity != TRAIN:
             return
         now = self.now()
         if not self._online.is_set():
-            self.activity.add_offline(self._offline_since, now)
-            self._offline_since = now
-        self.activity.add(activity, round(began, DIGITS), round(now, DIGITS))
+            self._record_offline(now)
+        add = self.activity.interrupt if in_background else self.activity.add
+        add(activity, round(began, DIGITS), round(now, DIGITS))
+
+    def _record_offline(self, now: float) -> None:
+        self.activity.interrupt(OFFLINE, round(self._offline_since, DIGITS), round(now, DIGITS))
+        self._offline_since = now
 
     def _notify_change(self) -> None:
         self._change.set_result(None)

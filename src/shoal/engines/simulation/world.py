@@ -16,7 +16,7 @@ from shoal.errors import DeadlockError
 from shoal.mailbox import Filter, Mailbox
 from shoal.message import Message
 from shoal.node_activity import NodeActivity
-from shoal.results.spans import SEND, TRAIN, WAIT
+from shoal.results.spans import OFFLINE, SEND, TRAIN, WAIT
 from shoal.runtime import Work
 from shoal.types import NodeId
 
@@ -209,8 +209,8 @@ class SimulatedRuntime:
             self._world.forget(slot)
             raise
         finally:
-            if task is self._main and kernel.now > began:
-                self.activity.add(TRAIN, began, kernel.now)
+            if kernel.now > began:
+                (self.activity.add if task is self._main else self.activity.interrupt)(TRAIN, began, kernel.now)
         if slot.result is _NOTHING:
             self._world.compute(slot)
         result: R = slot.result
@@ -336,7 +336,7 @@ class SimulatedRuntime:
         self.offline_reasons -= 1
         if not self.offline_reasons:
             if self.running:
-                self.activity.add_offline(self._offline_since, self._kernel.now)
+                self.activity.interrupt(OFFLINE, self._offline_since, self._kernel.now)
             for computation in self._computations:
                 self._continue(computation)
             deferred, self._deferred = self._deferred, {}
@@ -418,7 +418,7 @@ class SimulatedRuntime:
     def _end(self, crashed: bool) -> None:
         if self.running and self._main is not None:
             if self.offline_reasons:
-                self.activity.add_offline(self._offline_since, self._kernel.now)
+                self.activity.interrupt(OFFLINE, self._offline_since, self._kernel.now)
             self._main.cancel()
             self._computations.clear()
             self._deferred.clear()
