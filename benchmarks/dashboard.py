@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import re
 import shutil
 import subprocess
@@ -117,7 +118,7 @@ def frame_rate(root: Path, nodes: int, seconds: float) -> None:
             before = sum(_cpu(process) for process in processes)
             times = page.evaluate(MOVE, seconds)
             used = sum(_cpu(process) for process in processes) - before
-            gaps = sorted(b - a for a, b in zip(times, times[1:], strict=False))
+            gaps = sorted(b - a for a, b in itertools.pairwise(times))
             print(f"{edges}, {renderer}, {what}: {1000 * (len(times) - 1) / (times[-1] - times[0]):.1f} frames/s, "
                   f"95 % of the frames within {gaps[int(0.95 * len(gaps))]:.0f} ms; "
                   f"{1000 * used / len(times):.1f} ms of processor time per frame")  # fmt: skip

@@ -14,7 +14,6 @@ import httpx
 
 from shoal.dashboard.serving import bind, create_server
 
-
 CLIENT = httpx.Client(verify=False, trust_env=False, timeout=20)
 """One client for all tests: to load certificates takes longer than a request."""
 

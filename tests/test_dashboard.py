@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from dashboard_runs import WrittenRun
 from dashboard_server import CLIENT, served, stream
-
 from shoal.dashboard.feed import RunFeed
 from shoal.dashboard.layout import positions
 from shoal.dashboard.runs import Runs

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from dashboard_runs import WrittenRun
 from dashboard_server import served
+
+from shoal.results.node_data import NodeData, write_node_data
+from shoal.results.records import RunFolder
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the tests of the page need playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -97,9 +101,8 @@ def test_a_live_run_advances(page: playwright.Page, tmp_path: Path) -> None:
 
 
 def test_a_click_on_a_node_shows_its_curves_records_and_events(page: playwright.Page, runs: Path) -> None:
-    (runs / "b" / "20260102-120000-abcdef" / "data.json").write_text(
-        '{"samples":[%s],"class_counts":[%s]}' % (",".join(["7"] * 12), ",".join(["[3,4]"] * 12))
-    )
+    data = NodeData([7] * 12, [[3, 4]] * 12)
+    write_node_data(RunFolder(runs / "b" / "20260102-120000-abcdef"), data)
     with site(page, runs) as url:
         page.goto(run_url(url, "b", "graph", seed=2))
         playwright.expect(page.locator(".counts")).to_contain_text("12 nodes, ")
@@ -165,7 +168,9 @@ def test_the_timeline_shows_what_nodes_did(page: playwright.Page, runs: Path) ->
         page.get_by_role("button", name="Zoom in").click()
         playwright.expect(page.locator(".tools .moment")).to_have_text("5.03 s to 15.1 s")
         page.get_by_label("Order by").select_option("train")
-        playwright.expect(page.locator("canvas.timeline")).to_have_attribute("aria-label", re.compile("5.03 s to 15.1 s"))
+        playwright.expect(page.locator("canvas.timeline")).to_have_attribute(
+            "aria-label", re.compile("5.03 s to 15.1 s")
+        )
         pixels = page.evaluate(
             "() => { const c = document.querySelector('canvas.timeline'); const d = c.getContext('2d')"
             ".getImageData(0, 0, c.width, c.height).data; const found = new Set();"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from dashboard_runs import WrittenRun
 from dashboard_server import CLIENT, wait_for
-
 from shoal.cli import main
 from shoal.dashboard import serving
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from dashboard_runs import WrittenRun
 from dashboard_server import CLIENT, served
-
 from shoal.dashboard.guard import is_loopback
 from shoal.dashboard.runs import EXPERIMENT_BYTES, Runs
 from shoal.dashboard.serving import bind
@@ -119,7 +119,9 @@ def test_a_file_that_is_too_large_is_damaged(root: Path) -> None:
     assert "expected at most" in info.problem
 
 
-@pytest.mark.parametrize("path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py", "//etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py", "//etc/passwd"]
+)
 def test_static_files_are_those_of_the_page(page: str, path: str) -> None:
     assert CLIENT.get(f"{page}{path}").status_code == 404
 
@@ -137,7 +139,15 @@ def test_a_request_must_name_this_machine(page: str) -> None:
     port = page.rsplit(":", 1)[1]
     statuses = {
         host: CLIENT.get(f"{page}/api/runs", headers={"Host": host}).status_code
-        for host in (f"localhost:{port}", f"127.0.0.1:{port}", "[::1]", "LOCALHOST", "attacker.example", f"a.b:{port}", "")
+        for host in (
+            f"localhost:{port}",
+            f"127.0.0.1:{port}",
+            "[::1]",
+            "LOCALHOST",
+            "attacker.example",
+            f"a.b:{port}",
+            "",
+        )
     }
     assert [host for host, status in statuses.items() if status != 200] == ["attacker.example", f"a.b:{port}", ""]
     assert statuses["attacker.example"] == 421
@@ -172,7 +182,9 @@ def test_other_hosts_than_this_machine_get_a_token() -> None:
         address = bind(host, 0)
         address.socket.close()
         assert (address.token is not None) == needs_token
-    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "10.0.0.1", "x")] == [
+    assert [
+        is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "10.0.0.1", "x")
+    ] == [
         *[True] * 4,
         *[False] * 3,
     ]

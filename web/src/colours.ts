@@ -1,6 +1,6 @@
 // Palettes that colour-blind people can tell apart: Okabe and Ito for kinds, viridis for amounts.
 
-export const KINDS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f7ee7", "#999999"];
+export const KINDS = ["#1b84c7", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f7ee7", "#999999"];
 
 export type Colour = [number, number, number];
 

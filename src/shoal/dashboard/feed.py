@@ -146,7 +146,9 @@ class RunFeed:
         if batch.rounds:
             node, round, time, loss, sent, messages = zip(*batch.rounds, strict=True)
             losses = np.array(loss, np.float64)  # None becomes NaN
-            self._add_rounds(np.array(node), np.array(round), np.array(time), losses, np.array(sent), np.array(messages))
+            self._add_rounds(
+                np.array(node), np.array(round), np.array(time), losses, np.array(sent), np.array(messages)
+            )
         if batch.evaluations:
             self._add_evaluations(batch.evaluations)
         if batch.sends:

@@ -27,7 +27,7 @@ SUMMARY_BYTES = 64 * 2**20
 SCAN_SECONDS = 1.5
 """How long a list of runs is used before the folder is searched again."""
 RECENT_SECONDS = 30.0
-"""A run without a summary is going on if it wrote a record in these last seconds: its lock may be on another machine."""
+"""A run without a summary that wrote a record in these seconds is going on: its lock may be on another machine."""
 LOCKS = Path("/proc/locks")
 
 

@@ -149,9 +149,7 @@ def _take(column: Array, rows: NDArray[np.int64], missing: float) -> Array:
     return np.where(rows >= 0, column[rows], missing)
 
 
-def timeline(
-    feed: RunFeed, first: int, count: int, start: float, end: float, bins: int, order: str
-) -> dict[str, Any]:
+def timeline(feed: RunFeed, first: int, count: int, start: float, end: float, bins: int, order: str) -> dict[str, Any]:
     """Return what `count` nodes did between two times, in `bins` equal parts of this time.
 
     A part shows the activity that takes most of it. The rows are run-length encoded: activity, length, activity, …

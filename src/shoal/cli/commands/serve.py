@@ -31,7 +31,7 @@ def serve_runs(parsed: argparse.Namespace) -> int:
 
     require_libraries()
     if not parsed.runs.is_dir():
-        problem = f"there is no folder {str(parsed.runs)!r}; name the folder of runs, or start one with 'shoal run FILE'"
+        problem = f"there is no folder {str(parsed.runs)!r}; name another folder, or start a run with 'shoal run FILE'"
         raise ExperimentError([problem], "serve")
     address = bind(parsed.host, parsed.port, secrets.token_urlsafe(32) if parsed.token else None)
     print_line(f"runs in {parsed.runs}: {address.url} (Ctrl-C ends the page)")
