@@ -12,7 +12,6 @@ import pytest
 
 from dashboard_runs import WrittenRun
 from dashboard_server import served
-
 from shoal.results.node_data import NodeData, write_node_data
 from shoal.results.records import RunFolder
 
