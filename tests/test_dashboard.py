@@ -13,7 +13,7 @@ from dashboard_server import CLIENT, served, stream
 from shoal.dashboard.feed import RunFeed
 from shoal.dashboard.layout import positions
 from shoal.dashboard.runs import Runs
-from shoal.dashboard.spread import MAX_POINTS
+from shoal.dashboard.statistics import MAX_POINTS
 from shoal.dashboard.views import LEGEND, changes, state_at, timeline
 from shoal.results.records import Evaluation, RunFolder, encode
 from shoal.results.timing import curve
@@ -43,7 +43,7 @@ def test_the_list_has_every_run_with_its_status(tmp_path: Path) -> None:
     damaged.mkdir(parents=True)
     (damaged / "summary.json").write_text('{"status": "compl')
     (tmp_path / "no run").mkdir()
-    found = {info.name: info for info in Runs(tmp_path).list()}
+    found = {info.name: info for info in Runs(tmp_path).all()}
     statuses = {name: info.status for name, info in found.items()}
     assert statuses == {"done": "completed", "going": "running", "stopped": "unfinished", "damaged": "damaged"}
     assert (found["done"].nodes, found["done"].metric, found["done"].score) == (8, "accuracy", 0.8)
@@ -54,7 +54,7 @@ def test_the_list_has_every_run_with_its_status(tmp_path: Path) -> None:
 def test_a_folder_that_is_a_run_is_the_only_run(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path)
     run.finish()
-    assert [info.id for info in Runs(run.folder.path).list()] == ["."]
+    assert [info.id for info in Runs(run.folder.path).all()] == ["."]
 
 
 def test_new_runs_appear_in_the_stream(tmp_path: Path) -> None:

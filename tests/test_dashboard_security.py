@@ -69,12 +69,12 @@ def test_an_absolute_id_is_no_run(root: Path) -> None:
 def test_links_to_runs_outside_are_not_followed(root: Path) -> None:
     (root / "link").symlink_to(root.parent / "outside", target_is_directory=True)
     (root / "inside" / "link").symlink_to(root.parent / "outside" / "20260101-120000-abcdef")
-    assert [info.name for info in Runs(root).list()] == ["inside"]
+    assert [info.name for info in Runs(root).all()] == ["inside"]
 
 
 def test_a_run_that_is_replaced_by_a_link_is_not_read(root: Path) -> None:
     runs = Runs(root)
-    [info] = runs.list()
+    [info] = runs.all()
     path = runs.find(info.id).path
     path.rename(root.parent / "moved")
     path.symlink_to(root.parent / "outside" / "20260101-120000-abcdef", target_is_directory=True)
@@ -114,7 +114,7 @@ def test_a_named_pipe_does_not_stop_the_server(root: Path, page: str, name: str)
 def test_a_file_that_is_too_large_is_damaged(root: Path) -> None:
     with (root / "inside" / "20260101-120000-abcdef" / "experiment.toml").open("ab") as file:
         file.truncate(EXPERIMENT_BYTES + 1)
-    [info] = Runs(root).list()
+    [info] = Runs(root).all()
     assert info.status == "damaged"
     assert "expected at most" in info.problem
 

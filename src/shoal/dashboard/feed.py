@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.dashboard.columns import Array, Columns, PerNode
-from shoal.dashboard.spread import Spread
+from shoal.dashboard.statistics import NodeStatistics
 from shoal.dashboard.tail import RecordTail
 from shoal.results.records import JOINED, REJOINED, RESUMED, Average, End, Evaluation, Event, Record, Round, RunFolder
 from shoal.results.spans import ACTIVITIES
@@ -59,10 +59,14 @@ class RunFeed:
         self.states = Columns(node="i4", time="f8", state="i1")
         self.averages: list[Average] = []
         self.by_ticks = False
-        self.curves: dict[str, Spread] = {}
+        self.curves: dict[str, NodeStatistics] = {}
         """By metric: scores of the nodes by evaluation."""
-        self.tick_rounds = Spread(carry=True)
-        self.training = {"loss": Spread(carry=False), "bytes": Spread(carry=True), "messages": Spread(carry=True)}
+        self.tick_rounds = NodeStatistics(carry=True)
+        self.training = {
+            "loss": NodeStatistics(carry=False),
+            "bytes": NodeStatistics(carry=True),
+            "messages": NodeStatistics(carry=True),
+        }
         """By round."""
         self.latest = {
             "round": PerNode("i8", -1),
@@ -130,8 +134,8 @@ class RunFeed:
         batch.rounds.append((index, record.round, record.time, record.loss, sent_bytes, messages))
         self._sent[index] = sent_bytes, messages
         if record.sent_to is not None:
-            start = self.receivers.size + len(batch.receivers)
-            batch.sends.append((index, record.time, start, len(record.sent_to)))
+            first = self.receivers.size + len(batch.receivers)
+            batch.sends.append((index, record.time, first, len(record.sent_to)))
             batch.receivers += record.sent_to
         for what, start, end in record.spans:
             batch.spans.append((index, _CODES.get(what, -1), start, end))
@@ -189,7 +193,7 @@ class RunFeed:
         for name in names:
             if name not in self.curves and len(self.curves) == MAX_METRICS:
                 continue
-            self.curves.setdefault(name, Spread(carry=True))
+            self.curves.setdefault(name, NodeStatistics(carry=True))
             self.scores.setdefault(name, Columns(node="i4", time="f8", score="f8"))
             latest = self.latest_scores.setdefault(name, PerNode("f8", np.nan))
             latest.reserve(len(self.ids))

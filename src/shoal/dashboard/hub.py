@@ -115,8 +115,8 @@ class Hub:
         self._watched.move_to_end(id)
         return found
 
-    async def list(self) -> list[RunInfo]:
-        return await asyncio.to_thread(self.runs.list)
+    async def all_runs(self) -> list[RunInfo]:
+        return await asyncio.to_thread(self.runs.all)
 
     async def changes(self, id: str, cursor: str, with_nodes: bool) -> dict[str, Any] | None:
         run = self.watched(id)

@@ -72,7 +72,7 @@ class Runs:
             raise DataError(f"there is no run {id!r} in {str(self.root)!r}")
         return RunFolder(path)
 
-    def list(self) -> list[RunInfo]:
+    def all(self) -> list[RunInfo]:
         """Return all runs, the newest first."""
         self._scan(SCAN_SECONDS)
         locked = _locked_folders()

@@ -60,7 +60,7 @@ def _readers(hub: Hub) -> dict[str, Reader]:
         return await hub.timeline(query.run, first, count, start, end, bins, query.text("order", "node"))
 
     async def run_list(query: _Query) -> Any:
-        return await hub.list()
+        return await hub.all_runs()
 
     return {
         "runs": run_list,
@@ -132,7 +132,7 @@ class _Stream:
     async def _list(self) -> AsyncIterator[bytes | float]:
         sent = b""
         while not self._stopping.is_set():
-            found = encode(await self._hub.list())
+            found = encode(await self._hub.all_runs())
             if found != sent:
                 yield _event("runs", found)
             sent = found

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shoal.dashboard.columns import Array
 from shoal.dashboard.feed import ENDED, FAILED, RunFeed
-from shoal.dashboard.spread import Spread
+from shoal.dashboard.statistics import NodeStatistics
 from shoal.results.progress import main_metric
 from shoal.results.spans import ACTIVITIES
 
@@ -28,7 +28,7 @@ def numbers(values: Array, digits: int = 7) -> list[Any]:
     with np.errstate(all="ignore"):
         scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(found))))
         rounded = np.where((found == 0) | ~np.isfinite(scale), found, np.round(found * scale) / scale)
-    return rounded.tolist()  # msgspec writes NaN as null
+    return list(rounded.tolist())  # msgspec writes NaN as null
 
 
 def changes(feed: RunFeed, since: int, with_nodes: bool) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def changes(feed: RunFeed, since: int, with_nodes: bool) -> dict[str, Any]:
     return found
 
 
-def _curve(curve: Spread, since: int, rounds: Spread | None = None) -> dict[str, Any] | None:
+def _curve(curve: NodeStatistics, since: int, rounds: NodeStatistics | None = None) -> dict[str, Any] | None:
     rows = np.flatnonzero(curve.versions > since)
     if not len(rows):
         return None

@@ -15,7 +15,7 @@ BAND = 0.1
 STATISTICS = ("mean", "min", "max", "low", "high", "sum")
 
 
-class Spread:
+class NodeStatistics:
     """A value of all nodes at each moment: a round, or a tick.
 
     With `carry`, a node without a value at a moment counts with its value at the moment before it. NaN: the node has no
