@@ -2,6 +2,7 @@
 # make test     install Shoal in .venv and run the tests, JOBS at a time
 # make check    check lint rules, formatting and types
 # make bench    run the short benchmarks
+# make web      build the page of shoal serve; needs npm (the built page is part of the repository)
 # make format   fix lint errors and format the code
 # make setup    only install; make clean removes the installation and caches
 
@@ -11,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test check bench format clean
+.PHONY: setup demo test check bench web format clean
 
 setup: $(READY)
 
@@ -35,6 +36,9 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py --short
+
+web:
+	cd web && npm ci --no-audit --no-fund && npm run check && npm run build
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -60,6 +60,7 @@ RULES: dict[str, set[str]] = {
     "algorithms": FOUNDATIONS | {"message", "node", "sharing", "topologies"},
     "results": {"errors", "types"},
     "results.exports": {"errors", "types", "results"},
+    "dashboard": FOUNDATIONS | {"results"},
     "experiment": FOUNDATIONS
     | ENVIRONMENT
     | {"runtime", "node", "node_context", "algorithms", "sharing", "topologies", "data", "training"}

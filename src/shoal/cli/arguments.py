@@ -31,6 +31,13 @@ def positive_integer(text: str) -> int:
     return int(text)
 
 
+def port_number(text: str) -> int:
+    """Parse a port, 0 for any free one; argparse prints the error."""
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port from 0 to 65535")
+    return int(text)
+
+
 def finite_number(text: str) -> float:
     """Parse a number that is neither infinite nor NaN; argparse prints the error."""
     with contextlib.suppress(ValueError):

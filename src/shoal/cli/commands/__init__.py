@@ -13,6 +13,7 @@ COMMANDS = {
     "show": "show the summary of a run",
     "compare": "compare groups of runs: scores, time and bytes to a target, with confidence intervals",
     "plot": "plot accuracy or another metric of runs over rounds, time or bytes",
+    "serve": "show runs in a web page, while they go on and afterwards",
     "export": "export runs to TensorBoard, MLflow or Weights & Biases",
     "export-model": "write the final model of a node, or of all nodes, for other programs",
     "list": "list every name that an experiment may use, with its parameters",

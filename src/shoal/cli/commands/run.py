@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.arguments import add_set_option, positive_integer
 from shoal.cli.commands.plot import plot_runs
-from shoal.cli.display import console, show_warnings, summary_table
+from shoal.cli.display import console, print_line, show_warnings, summary_table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shoal.cli.watching import Watching
     from shoal.experiment.run_results import Run
 
 EXIT_CODES = {"completed": 0, "failed": 1, "incomplete": 3, "interrupted": 130}
@@ -28,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="continue the latest run of this experiment that has not ended and has a checkpoint; "
                         "without one, start a new run")  # fmt: skip
     parser.add_argument("--plot", action="store_true", help="plot the accuracy into the run's folder at the end")
+    parser.add_argument("--watch", action="store_true",
+                        help="show the run in a web page while it goes on; the page stays until Ctrl-C")  # fmt: skip
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -62,23 +68,38 @@ def run_experiment(parsed: argparse.Namespace) -> int:
     overrides = parse_overrides(parsed.settings)
     overrides.update({key: value for key in ("engine", "seed") if (value := getattr(parsed, key)) is not None})
     screen = console()
-    with show_warnings(screen) as display:
-        display.begin(f"reading {parsed.file}")
-        experiment = Experiment.from_file(parsed.file, overrides)
-        if parsed.ray is not None and experiment.engine == "simulation":
-            experiment = Experiment.from_file(parsed.file, {**overrides, "simulation.batching": "ray"})
-        agents = read_plan(parsed.agents, parsed.listen, parsed.expect, parsed.key, parsed.trust)
-        began = process_start_time()
-        earlier = unfinished_run(experiment, parsed.out, display) if parsed.resume else None
-        if earlier is None:
-            done = run(experiment, parsed.out, display, began, agents=agents, ray=parsed.ray)
-        else:
-            display.notice(f"resuming the run in {earlier.path}")
-            done = resume(earlier.path, display, began, Machines(agents, parsed.ray))
-    screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
-    if parsed.plot:
-        plot_runs([done.folder], folder=done.folder.path, option="--plot")
+    with contextlib.ExitStack() as stack:
+        with show_warnings(screen) as display:
+            display.begin(f"reading {parsed.file}")
+            experiment = Experiment.from_file(parsed.file, overrides)
+            if parsed.ray is not None and experiment.engine == "simulation":
+                experiment = Experiment.from_file(parsed.file, {**overrides, "simulation.batching": "ray"})
+            agents = read_plan(parsed.agents, parsed.listen, parsed.expect, parsed.key, parsed.trust)
+            page = _watch(parsed, screen, stack)
+            began = process_start_time()
+            earlier = unfinished_run(experiment, parsed.out, display) if parsed.resume else None
+            if earlier is None:
+                done = run(experiment, parsed.out, display, began, agents=agents, ray=parsed.ray)
+            else:
+                display.notice(f"resuming the run in {earlier.path}")
+                done = resume(earlier.path, display, began, Machines(agents, parsed.ray))
+        screen.print(summary_table(done.summary, f"{experiment.name}: {done.folder.path}"))
+        if parsed.plot:
+            plot_runs([done.folder], folder=done.folder.path, option="--plot")
+        if page is not None and done.status != "interrupted":
+            page.wait(done.folder)
     return exit_code(done)
+
+
+def _watch(parsed: argparse.Namespace, screen: Console, stack: contextlib.ExitStack) -> Watching | None:
+    """Start the page beside the run if the user asks for it; `stack` ends it."""
+    if not parsed.watch:
+        return None
+    from shoal.cli.watching import Watching
+
+    page = stack.enter_context(Watching(parsed.out))
+    print_line(f"watch the run: {page.url}", screen)
+    return page
 
 
 def exit_code(done: Run) -> int:
