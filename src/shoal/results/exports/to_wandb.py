@@ -61,3 +61,4 @@ class WandbTarget:
 
     def close(self) -> None:
         self._wandb.finish()
+        wandb.teardown()  # waits for the service of W&B, which may still write the file after `finish`
