@@ -17,6 +17,8 @@ from shoal.results.spans import ACTIVITIES
 from shoal.types import NodeId
 
 MAX_METRICS = 64
+MAX_BATCH = 20_000
+"""Rounds that are read before they become rows of columns: columns need less memory."""
 RUNNING, ENDED, FAILED = range(3)
 """The states of a node."""
 
@@ -88,7 +90,7 @@ class RunFeed:
 
     def refresh(self) -> bool:
         """Read what was appended. Returns whether anything was new."""
-        batch = _Batch()
+        batch, before = _Batch(), self.version
         for node, records in self.tail.read():
             if node is None:
                 found = [record for record in records if isinstance(record, Average)]
@@ -96,15 +98,16 @@ class RunFeed:
                 batch.averages = bool(found)
             else:
                 self._collect(batch, node, records)
+            if len(batch.rounds) > MAX_BATCH:
+                self._add(batch)
+                batch = _Batch()
         if self.tail.replaced:
             self._clear()
             self.incarnation += 1
             return self.refresh()
-        if not batch.changed:
-            return False
-        self.version += 1
-        self._add(batch)
-        return True
+        if batch.changed:
+            self._add(batch)
+        return self.version > before
 
     def _collect(self, batch: _Batch, node: NodeId, records: Iterable[Record]) -> None:
         index = self._indices.get(node)
@@ -141,6 +144,7 @@ class RunFeed:
             batch.spans.append((index, _CODES.get(what, -1), start, end))
 
     def _add(self, batch: _Batch) -> None:
+        self.version += 1
         count = len(self.ids)
         for values in (*self.latest.values(), *self.latest_scores.values()):
             values.reserve(count)
