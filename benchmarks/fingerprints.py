@@ -143,7 +143,8 @@ BASE: dict[str, Any] = {
 def runs() -> Iterator[tuple[str, Callable[[], Experiment]]]:
     """The name of every run, and how to build its experiment."""
     for file in sorted(EXAMPLES.glob("*.toml")):
-        yield from _example(file)
+        if file.stem != "sweep":  # it is not one experiment
+            yield from _example(file)
     for kind, variants in (
         ("algorithm", ALGORITHMS),
         ("sharing", SHARINGS),

@@ -195,7 +195,7 @@ def simulated(described: Experiment, folder: Path) -> Simulation:
 
 @pytest.mark.filterwarnings("ignore::shoal.topologies.graph.TopologyWarning")
 def test_nodes_learn_from_the_data_of_others_in_both_engines(tmp_path: Path) -> None:
-    described = experiment()
+    described = experiment(simulation={"batching": "off"})
     alone = experiment(topology={"name": "edges", "edges": []})
     runs = [e.run(tmp_path) for e in (described, dataclasses.replace(described, engine="processes"), alone)]
     models = [np.stack([np.load(run.folder.model(node)) for node in range(5)]) for run in runs]

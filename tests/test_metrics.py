@@ -309,7 +309,7 @@ def test_a_regression_task_is_shown_and_plotted_by_its_rmse(users: Path, shoal: 
     assert shoal("plot", "runs", "--metric", "loss", "--out", "l.svg").code == 0
     rejected = shoal("plot", "runs", "--metric", "accuracy")
     assert rejected.code == 2
-    assert "'accuracy' was not measured; use one of loss, rmse" in rejected.err
+    assert "'accuracy' was not measured; the records have loss, rmse" in rejected.err
 
 
 def test_the_main_metric_is_accuracy_or_the_metric_of_the_task() -> None:

@@ -50,7 +50,7 @@ def test_a_run_writes_all_its_files(done: Run) -> None:
     assert folder.parent.name == "small"
     written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     assert written == {
-        "experiment.toml", "mapping.json", "summary.json", "metrics.parquet", "averages.jsonl",
+        "experiment.toml", "mapping.json", "data.json", "summary.json", "metrics.parquet", "averages.jsonl",
         *(f"nodes/{n}.jsonl" for n in range(6)), *(f"checkpoints/{n}.npy" for n in range(6)),
     }  # fmt: skip
 
