@@ -21,7 +21,7 @@ from shoal.results.frames import read_records
 from shoal.results.graph_layout import positions
 from shoal.results.graph_plot import topology_figure
 from shoal.results.node_data import read_node_data
-from shoal.results.records import End, Record, RecordFile, Round, RunFolder, decode, encode
+from shoal.results.records import End, Evaluation, Record, RecordFile, Round, RunFolder, decode, encode
 from shoal.results.spans import MAX_SPANS, condensed
 from shoal.results.thinning import ALL_ROUNDS, Thinning
 from shoal.results.timeline_plot import activity_shares, timeline_figure
@@ -296,3 +296,29 @@ def test_positions_are_repeatable_and_neighbours_are_near(count: int) -> None:
         linked = np.linalg.norm(points - np.roll(points, -1, axis=0), axis=1).mean()
         opposite = np.linalg.norm(points - np.roll(points, count // 2, axis=0), axis=1).mean()
         assert linked < opposite / 3
+
+
+def test_a_run_that_has_just_started_is_no_run_of_an_earlier_version(tmp_path: Path) -> None:
+    folder = written(tmp_path, {0: [], 1: []})
+    for read in (read_segments, read_edges):
+        with pytest.raises(DataError, match="no node has finished a round yet"):
+            read(folder)
+
+
+def test_the_graph_without_a_round_is_that_of_the_last_round_of_all_nodes(tmp_path: Path) -> None:
+    """With asynchronous algorithms, only the fastest node may have the highest round."""
+    slow = [Round(r, 2.0 * r, 1.0, 0, 0, sent_to=[1]) for r in range(3)]
+    fast = [Round(r, 0.5 * r, 1.0, 0, 0, sent_to=[0]) for r in range(9)]
+    folder = written(tmp_path, {0: slow, 1: fast, 2: slow[:1]})
+    edges = read_edges(folder)
+    assert (edges.last_round, edges.common_round({2}), edges.common_round(())) == (8, 2, 0)
+    assert sorted(edges.at_round(2).tolist()) == [[0, 1], [1, 0]]
+
+
+def test_a_node_that_is_evaluated_after_its_end_has_ended(tmp_path: Path) -> None:
+    end = End(2.0, "digest", 0, 0, 0, 0)
+    rounds: list[Record] = [Round(0, 1.0, 1.0, 0, 0, spans=[("train", 0.0, 1.0)])]
+    folder = written(tmp_path, {0: [*rounds, end, Evaluation(0, 9.0, {"loss": 1.0})], 1: [*rounds, end], 2: rounds})
+    segments = read_segments(folder)
+    assert {node: segments.of(node)[-1][2] for node in (0, 1)} == {0: 2.0, 1: 2.0}
+    assert segments.of(2)[-1][0] == "failed"

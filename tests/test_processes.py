@@ -48,7 +48,8 @@ def test_a_run_writes_all_files_and_all_keys_of_its_summary(undisturbed: Started
     folder = undisturbed.folder.path
     written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
     assert written == {
-        "experiment.toml", "mapping.json", "data.json", "summary.json", "metrics.parquet", "averages.jsonl", "nodes.log",
+        "experiment.toml", "mapping.json", "data.json", "summary.json", "metrics.parquet", "averages.jsonl",
+        "nodes.log",
         *(f"nodes/{n}.jsonl" for n in range(NODES)), *(f"checkpoints/{n}.npy" for n in range(NODES)),
     }  # fmt: skip
     summary = undisturbed.summary

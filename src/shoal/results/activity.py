@@ -16,7 +16,7 @@ Segments are the spans of the records, and what follows from other records:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -90,6 +90,12 @@ class Edges:
         """The highest round in the records."""
         return int(self.round.max(initial=0))
 
+    def common_round(self, failed: Collection[NodeId]) -> int:
+        """Return the highest round that all nodes have finished, except failed ones."""
+        nodes, last = last_of_each(self.node)
+        rounds = [int(self.round[row]) for node, row in zip(nodes, last, strict=True) if node not in failed]
+        return min(rounds, default=self.last_round)
+
     @property
     def static(self) -> bool:
         """Whether nodes sent to the same nodes in most rounds; they may have omitted failed ones."""
@@ -159,6 +165,7 @@ _sent_decoder = msgspec.json.Decoder(_Sent | _OtherEnd | _OtherEvent | _Evaluati
 def read_segments(folder: RunFolder) -> Segments:
     """Read the timelines of all nodes. Raises `DataError` if the run has none, or if a file is damaged."""
     lines = [_Timeline(node, _decode(folder.node(node), _span_decoder)) for node in folder.recorded_nodes()]
+    _check_started(folder, any(line.has_rounds for line in lines))
     if not any(line.has_spans for line in lines):
         raise DataError(f"{folder.path}: no record has 'spans', the activities of a node: {OLD_RUN}")
     ended = any(line.ended for line in lines)
@@ -182,12 +189,18 @@ def read_edges(folder: RunFolder) -> Edges:
         rounds = np.array([record.round for record in records], np.int64)
         times = np.array([record.time for record in records], np.float64)
         found.append((np.full(len(records), node, np.int64), rounds, times, numbers.astype(np.int64)))
+    _check_started(folder, any(len(rounds) for _, rounds, _, _ in found))
     if not lists:
         raise DataError(f"{folder.path}: no record has 'sent_to', the nodes that a node sent to: {OLD_RUN}")
     senders, rounds, times, numbers = (np.concatenate(column) for column in zip(*found, strict=True))
     first = np.cumsum([0, *map(len, lists)])
     receivers = np.fromiter(chain.from_iterable(lists), np.int64, int(first[-1]))
     return Edges(senders, rounds, times, numbers, first, receivers)
+
+
+def _check_started(folder: RunFolder, has_rounds: bool) -> None:
+    if not has_rounds:
+        raise DataError(f"{folder.path}: no node has finished a round yet")
 
 
 def _decode(path: Path, decoder: msgspec.json.Decoder[Any]) -> Sequence[Any]:
@@ -207,9 +220,12 @@ class _Timeline:
 
     def __init__(self, node: NodeId, records: Sequence[Any]) -> None:
         self.node = node
-        self.ended = any(isinstance(record, _End) for record in records[-1:])
-        self.last = records[-1].time if records else 0.0
-        """The time of the last record."""
+        # After the end there may be evaluations by time. If rounds follow, the node has rejoined the run.
+        activities = [record for record in records if type(record) in WITH_SPANS]
+        self.ended = bool(activities) and type(activities[-1]) is _End
+        self.last = activities[-1].time if self.ended else max((record.time for record in records), default=0.0)
+        """The time of the last record; of a node that has ended, the time of its end."""
+        self.has_rounds = bool(activities)
         self._spans = _columns(list(chain.from_iterable([r.spans for r in records if type(r) in WITH_SPANS])))
         self.has_spans = len(self._spans[0]) > 0
         self._events = [record for record in records if type(record) is _Event]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shoal.errors import DataError
 from shoal.results.frames import read_records
-from shoal.results.groups import Group
+from shoal.results.groups import Group, one_of_each_seed
 from shoal.results.records import RunFolder
 from shoal.results.statistics import Estimate, mean_estimate, paired_ratio, statistics, unpaired_ratio
 from shoal.results.timing import (
@@ -161,8 +161,9 @@ def compare_groups(groups: Sequence[Group], target: float | None = None, metric:
         raise DataError("no scores were recorded in any of the runs; see evaluation.every and evaluation.nodes")
     check_equal("metrics", metrics, ": choose a metric that all of them have with --metric")
     compared: list[ComparedGroup] = []
-    for group, several in zip(groups, outcomes, strict=True):
-        if several:
+    for group, repeated in zip(groups, outcomes, strict=True):
+        if repeated:
+            several = one_of_each_seed(group.label, [outcome.seed for outcome in repeated], repeated)
             compared.append(_compare(group, several, target is not None, compared[0] if compared else None))
     return Comparison(metrics[0], split_of(folders[0]), target, tuple(compared))
 
@@ -236,12 +237,16 @@ def _dataset(folder: RunFolder) -> object:
 
 
 def _warn_of_status(folders: Sequence[RunFolder]) -> None:
-    """Warn of runs that have not completed: their results are those of their records so far."""
+    """Warn of runs that have not reached their end: their results are those of their records so far."""
     found: dict[str, list[RunFolder]] = {}
     for folder in folders:
         status = str(folder.read_summary().get("status")) if folder.summary.exists() else "unfinished"
         found.setdefault(status, []).append(folder)
     for status, several in found.items():
-        if status != "completed":
-            runs = f"1 run is {status}" if len(several) == 1 else f"{len(several)} runs are {status}"
-            warnings.warn(f"{runs}, and counts with its records so far: {several[0].path}", stacklevel=3)
+        if status not in ("completed", "incomplete"):  # an incomplete run has reached its end, and has lost nodes
+            runs = (
+                "1 run is {}, and counts with its"
+                if len(several) == 1
+                else f"{len(several)} runs are {{}}, and count with their"
+            )
+            warnings.warn(f"{runs.format(status)} records so far: {several[0].path}", stacklevel=3)

@@ -39,18 +39,19 @@ MAX_ARROWS = 32
 def topology_figure(
     folder: RunFolder, round: int | None = None, colour: str | None = None, columns: Columns = 1
 ) -> Figure:
-    """Draw the graph of one round; default: the last round.
+    """Draw the graph of one round; default: the last round that all nodes have finished, except failed ones.
 
     `colour` is a metric, whose latest score up to the round colours each node, or "class": the most frequent class of
     the node's training samples. The default is the accuracy, or the main metric of the task.
 
     Raises `DataError` if the run does not have this, or an earlier version wrote it without the edges.
     """
-    edges = read_edges(folder)
-    round = edges.last_round if round is None else round
+    edges, records = read_edges(folder), read_records(folder)
+    if round is None:
+        round = edges.common_round(failed_nodes(records, math.inf))
     if not 0 <= round <= edges.last_round:
         raise DataError(f"{folder.path}: round = {round}; the run has rounds 0 to {edges.last_round}")
-    graph, records = _Graph.at_round(edges, round), read_records(folder)
+    graph = _Graph.at_round(edges, round)
     colouring = _by_class(folder, graph) if colour == CLASS else _by_score(folder, records, graph, colour, round)
     time = float(edges.time[edges.round <= round].max(initial=0.0))
     failed = np.isin(graph.nodes, list(failed_nodes(records, time)))

@@ -11,10 +11,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.results.records import RunFolder
 
+T = TypeVar("T")
 SEED = "seed"
 IGNORED_TABLES = ("versions", "simulation", "processes", "checkpoint", "mapping")
 """Tables of an experiment that do not name a run: they describe how it is computed, not what."""
@@ -62,6 +63,16 @@ def run_labels(folders: Sequence[RunFolder]) -> list[str]:
     experiments = [folder.read_experiment() for folder in folders]
     names = [_experiment_name(*run) for run in zip(folders, experiments, strict=True)]
     return _labels(_settings([dict(_flatten(table)) for table in experiments]), names)
+
+
+def one_of_each_seed(label: str, seeds: Sequence[object], runs: Sequence[T]) -> list[T]:
+    """Return the last run of each seed. Repeated runs are not independent: they would make an interval too narrow."""
+    found = dict(zip(seeds, runs, strict=True))
+    if len(found) < len(runs):
+        warnings.warn(
+            f"{label}: {len(runs)} runs with {len(found)} seeds; the last run of each seed counts", stacklevel=3
+        )
+    return list(found.values())
 
 
 def _settings(tables: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from shoal.errors import DataError
 from shoal.results.frames import RunRecords, read_records
 from shoal.results.progress import main_metric
-from shoal.results.records import Average, RunFolder
+from shoal.results.records import DIVERGED, Average, RunFolder
 from shoal.results.statistics import t_quantile
 from shoal.results.timing import Clock, Curve, bytes_at, clock, curve_of, split_of
 
@@ -73,8 +74,10 @@ class RunCurve:
     clock: Clock
 
     def positions(self, axis: Axis) -> Sequence[float]:
+        """Return where the values of the curve are. They do not decrease: a mean over nodes may, when a node fails."""
         assert self.curve is not None
-        return {"rounds": self.curve.rounds, "time": self.curve.times, "bytes": self.bytes}[axis]
+        found = {"rounds": self.curve.rounds, "time": self.curve.times, "bytes": self.bytes}[axis]
+        return tuple(itertools.accumulate(found, max))
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,11 @@ def _moment(average: Average, by_ticks: bool) -> int | None:
 def _training_loss(records: RunRecords) -> Curve | None:
     """Return the mean training loss of each round over the nodes that recorded it."""
     rounds = records.rounds
-    measured = ~np.isnan(rounds.loss) | np.isinf(rounds.loss)
+    diverged = {node: row for row, node, event in reversed(records.events) if event.what == DIVERGED}
+    since = np.full(1 + max([*diverged, int(rounds.node.max(initial=0))]), np.iinfo(np.int64).max)
+    since[list(diverged)] = list(diverged.values())
+    # A loss that is not finite is not in the record. The event of the divergence is before the record of its round.
+    measured = ~np.isnan(rounds.loss) | (rounds.row > since[rounds.node])
     if not measured.any():
         return None
     order = np.argsort(rounds.round[measured], kind="stable")

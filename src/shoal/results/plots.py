@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from shoal.errors import DataError
-from shoal.results.groups import Group, group_runs
+from shoal.results.groups import Group, group_runs, one_of_each_seed
 from shoal.results.plot_curves import (
     AVERAGED,
     CONSENSUS,
@@ -127,7 +127,7 @@ def read_chart(
     title, names = _labels(groups, labels)
     by_folder = {run.folder: run for run in shown}
     lines = [
-        _group_line(name, _one_of_each_seed(name, [by_folder[folder] for folder in group.runs]), axes, spread)
+        _group_line(name, _with_seeds(name, [by_folder[folder] for folder in group.runs]), axes, spread)
         for name, group in zip(names, groups, strict=True)
     ]
     drawn = tuple(line for line in lines if line is not None)
@@ -178,14 +178,8 @@ def _labels(groups: Sequence[Group], labels: Sequence[str]) -> tuple[str | None,
     return keys.pop(), [value for _, _, value in parts]
 
 
-def _one_of_each_seed(label: str, runs: Sequence[RunCurve]) -> list[RunCurve]:
-    """Return the last run of each seed. Repeated runs are not independent: they would make the interval too narrow."""
-    found = {run.folder.read_experiment().get("seed"): run for run in runs}
-    if len(found) < len(runs):
-        warnings.warn(
-            f"{label}: {len(runs)} runs with {len(found)} seeds; the last run of each seed counts", stacklevel=3
-        )
-    return list(found.values())
+def _with_seeds(label: str, runs: Sequence[RunCurve]) -> list[RunCurve]:
+    return one_of_each_seed(label, [run.folder.read_experiment().get("seed") for run in runs], runs)
 
 
 def _group_line(label: str, runs: Sequence[RunCurve], axes: Sequence[Axis], spread: Spread) -> GroupLine | None:

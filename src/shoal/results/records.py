@@ -11,7 +11,8 @@
       metrics.parquet      all records as columns
       summary.json         the summary of the run
 
-Records are only appended and do not refer to each other: those of an interrupted run can be read too.
+Records are only appended, so those of an interrupted run can be read too. A record refers to another one only in
+`Round.sent_to`, which is omitted if it has not changed.
 """
 
 from __future__ import annotations
