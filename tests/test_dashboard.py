@@ -183,12 +183,14 @@ def test_a_line_that_is_being_written_is_read_when_it_is_complete(tmp_path: Path
 def test_damaged_lines_are_counted_and_left_out(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, nodes=2)
     run.advance(4)
-    for line in (b"\xff\xfe", b'{"kind":"round"}', b"[]", b'"x"', b"[" * 100_000):
+    numbers = b'{"kind":"round","round":%d,"time":1.0,"loss":1.0,"bytes_sent":%d,"messages_sent":1,"sent_to":[%d]}'
+    too_large = [numbers % (10**25, 1, 1), numbers % (1, 10**25, 1), numbers % (1, 1, 10**25)]
+    for line in (b"\xff\xfe", b'{"kind":"round"}', b"[]", b'"x"', b"[" * 100_000, *too_large):
         with run.folder.node(0).open("ab") as file:
             file.write(line + b"\n")
     run.advance(2)
     found = changes(read(run.folder), 0, True)
-    assert found["damaged"] == 5
+    assert found["damaged"] == 8
     assert found["state"]["round"] == [6, 6]
 
 

@@ -87,7 +87,7 @@ def test_without_a_chosen_port_the_next_free_one_is_used() -> None:
         assert first.url != second.url
 
 
-@pytest.mark.parametrize("host", ["no such host", "203.0.113.7"])
+@pytest.mark.parametrize("host", ["no such host", "203.0.113.7", "a" * 70])
 def test_a_host_that_is_not_this_machine(tmp_path: Path, host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert host in error_of(["serve", str(tmp_path), "--host", host], capsys)
 
@@ -101,8 +101,12 @@ def test_a_missing_library_is_named(
     assert "pip install 'shoal[dashboard]'" in error
 
 
-def test_watch_shows_the_run_until_ctrl_c_and_leaves_no_process(tmp_path: Path) -> None:
+def test_watch_shows_the_run_until_ctrl_c_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "e.toml").write_text(EXPERIMENT)
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit('a module of the working folder was imported')")
+    monkeypatch.chdir(tmp_path)
     process = shoal("run", tmp_path / "e.toml", "--out", tmp_path / "runs", "--watch")
     url = read_url(process, "watch the run")
     children = psutil.Process(process.pid).children(recursive=True)

@@ -111,6 +111,19 @@ def test_a_named_pipe_does_not_stop_the_server(root: Path, page: str, name: str)
         assert CLIENT.get(f"{page}/api/{api}", params=query).status_code in (200, 404)
 
 
+def test_a_huge_file_of_records_does_not_stop_the_server(root: Path, page: str) -> None:
+    with (root / "inside" / "20260101-120000-abcdef" / "nodes" / "0.jsonl").open("ab") as file:
+        file.truncate(200 * 2**30)
+    query = {"run": "inside/20260101-120000-abcdef", "node": 0}
+    for api in ("node", "layout", "runs"):
+        assert CLIENT.get(f"{page}/api/{api}", params=query).status_code == 200
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_left_out(root: Path, page: str) -> None:
+    WrittenRun(root / os.fsdecode(b"\xff"), "hidden").finish()
+    assert [run["name"] for run in CLIENT.get(f"{page}/api/runs").json()] == ["inside"]
+
+
 def test_a_file_that_is_too_large_is_damaged(root: Path) -> None:
     with (root / "inside" / "20260101-120000-abcdef" / "experiment.toml").open("ab") as file:
         file.truncate(EXPERIMENT_BYTES + 1)

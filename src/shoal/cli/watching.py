@@ -29,7 +29,7 @@ class Watching:
         with address.socket as listener:
             descriptor = listener.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(root), str(descriptor), str(os.getpid())],
+                [sys.executable, "-P", "-c", PROGRAM, str(root), str(descriptor), str(os.getpid())],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches the run first
@@ -53,6 +53,9 @@ class Watching:
 
     def wait(self, run: RunFolder) -> None:
         """Serve the page of a run that has ended until Ctrl-C."""
+        if (code := self._process.poll()) is not None:
+            print_line(f"the page has ended with exit code {code}; 'shoal serve {self._root}' shows the run")
+            return
         id = quote(run.path.resolve().relative_to(self._root).as_posix(), safe="")
         print_line(f"the run has ended; its page stays until Ctrl-C: {self._url}#/run/{id}")
         with contextlib.suppress(KeyboardInterrupt):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from shoal.dashboard.feed import MAX_METRICS
 from shoal.dashboard.files import opened_file
 from shoal.dashboard.runs import read_experiment, read_summary
 from shoal.dashboard.tail import RecordTail
@@ -20,6 +21,8 @@ LATEST_RECORDS = 100
 MAX_EVENTS = 500
 MAX_POINTS = 2_000
 
+AnyRecord = TypeVar("AnyRecord", Round, Evaluation)
+
 
 def node_details(folder: RunFolder, node: NodeId, offset: int) -> dict[str, Any]:
     """Return the curves, the latest records, and the events of a node, from a byte of its file on.
@@ -30,9 +33,9 @@ def node_details(folder: RunFolder, node: NodeId, offset: int) -> dict[str, Any]
     if not records and not offset:
         raise DataError(f"{folder.path.name}: node {node} has no records")
     rounds = _thinned([record for record in records if isinstance(record, Round)])
-    evaluations = [record for record in records if isinstance(record, Evaluation)]
+    evaluations = _thinned([record for record in records if isinstance(record, Evaluation)])
     events = [record for record in records if isinstance(record, Event)]
-    names = dict.fromkeys(name for record in evaluations for name in record.scores)
+    names = list(dict.fromkeys(name for record in evaluations for name in record.scores))[:MAX_METRICS]
     return {
         "node": node,
         "offset": end_offset,
@@ -81,7 +84,7 @@ def _node_data(folder: RunFolder, node: NodeId) -> dict[str, Any] | None:
     return {"samples": data.samples[node], "classes": {str(c): count for c, count in enumerate(counts) if count}}
 
 
-def _thinned(rounds: list[Round]) -> list[Round]:
+def _thinned(records: list[AnyRecord]) -> list[AnyRecord]:
     """Return at most `MAX_POINTS` of them, with the last one."""
-    step = -(-len(rounds) // MAX_POINTS)
-    return rounds[::-1][:: max(step, 1)][::-1]
+    step = -(-len(records) // MAX_POINTS)
+    return records[::-1][:: max(step, 1)][::-1]

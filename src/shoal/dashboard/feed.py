@@ -17,6 +17,8 @@ from shoal.results.spans import ACTIVITIES
 from shoal.types import NodeId
 
 MAX_METRICS = 64
+MAX_NUMBER = 2**53
+"""The numbers of rounds, bytes and messages are below it, so that they are exact in a browser."""
 MAX_BATCH = 20_000
 """Rounds that are read before they become rows of columns: columns need less memory."""
 RUNNING, ENDED, FAILED = range(3)
@@ -117,9 +119,15 @@ class RunFeed:
         batch.nodes.append(index)
         for record in records:
             if type(record) is Round:
-                self._collect_round(batch, index, record)
+                if _fits(record):
+                    self._collect_round(batch, index, record)
+                else:
+                    self.tail.damaged += 1
             elif type(record) is Evaluation:
-                batch.evaluations.append((index, record))
+                if abs(record.round) < MAX_NUMBER and (record.tick is None or 0 <= record.tick < MAX_NUMBER):
+                    batch.evaluations.append((index, record))
+                else:
+                    self.tail.damaged += 1
             elif type(record) is Event:
                 if record.what == REJOINED:
                     self._sent_before[index] = self._sent.get(index, (0, 0))
@@ -282,3 +290,10 @@ class _Batch:
     @property
     def changed(self) -> bool:
         return self.averages or bool(self.nodes)
+
+
+def _fits(record: Round) -> bool:
+    """Whether the numbers of a record fit in the columns. Those of a damaged file may not."""
+    counts = (record.round, record.bytes_sent, record.messages_sent)
+    receivers = record.sent_to or ()
+    return min(counts) >= 0 and max(counts) < MAX_NUMBER and all(0 <= node < 2**31 for node in receivers)

@@ -24,8 +24,8 @@ from shoal.types import NodeId
 UPDATE_SECONDS = 0.5
 MAX_SHARE = 0.085
 """The largest share of one processor core that reading a run may take: a longer read makes updates less frequent."""
-MAX_FEEDS = 16
-"""So many runs stay in memory, and those that pages show."""
+MAX_FEEDS = 32
+"""So many runs stay in memory: more than one page may show at once."""
 
 R = TypeVar("R")
 _encode = msgspec.json.Encoder().encode
@@ -54,10 +54,12 @@ class WatchedRun:
     def _use(self, work: Callable[[RunFeed], R]) -> R:
         if (now := time.monotonic()) >= self.due:
             began, is_first = time.thread_time(), self.feed.version == 0
-            self.feed.refresh()
-            self._read_info()
-            cost = 0.0 if is_first else time.thread_time() - began
-            self.due = now + max(UPDATE_SECONDS, cost / MAX_SHARE)
+            try:
+                self.feed.refresh()
+                self._read_info()
+            finally:
+                cost = 0.0 if is_first else time.thread_time() - began
+                self.due = now + max(UPDATE_SECONDS, cost / MAX_SHARE)
         return work(self.feed)
 
     def _read_info(self) -> None:

@@ -26,6 +26,8 @@ EXPERIMENT_BYTES = 4 * 2**20
 SUMMARY_BYTES = 64 * 2**20
 SCAN_SECONDS = 1.5
 """How long a list of runs is used before the folder is searched again."""
+SCAN_SHARE = 0.1
+"""The largest share of the time that searching the folder may take."""
 RECENT_SECONDS = 30.0
 """A run without a summary that wrote a record in these seconds is going on: its lock may be on another machine."""
 LOCKS = Path("/proc/locks")
@@ -61,6 +63,7 @@ class Runs:
         self.root = root.resolve()
         self._folders: dict[str, Path] = {}
         self._scanned: float | None = None
+        self._scan_cost = 0.0
         self._known: dict[str, tuple[object, RunInfo]] = {}
 
     def find(self, id: str) -> RunFolder:
@@ -84,11 +87,11 @@ class Runs:
 
     def _scan(self, max_age: float) -> None:
         now = time.monotonic()
-        if self._scanned is None or now - self._scanned > max_age:
+        if self._scanned is None or now - self._scanned > max(max_age, self._scan_cost / SCAN_SHARE):
             found = itertools.islice(_runs_in(self.root, MAX_DEPTH), MAX_RUNS)
             self._folders = {path.relative_to(self.root).as_posix(): path for path in found}
             self._known = {id: known for id, known in self._known.items() if id in self._folders}
-            self._scanned = now
+            self._scanned, self._scan_cost = now, time.monotonic() - now
 
     def _info(self, id: str, path: Path, locked: frozenset[int]) -> RunInfo:
         state = (_change(path / "summary.json"), _change(path / "experiment.toml"))
@@ -103,7 +106,8 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     """Yield the runs in a folder and below, without entering runs or links."""
     try:
         with os.scandir(folder) as entries:
-            found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries if not entry.is_symlink()}
+            shown = (entry for entry in entries if _is_shown(entry.name) and not entry.is_symlink())
+            found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in shown}
     except OSError:
         return  # removed in the meantime, or another user's
     if "summary.json" in found or ("experiment.toml" in found and found.get("nodes")):
@@ -111,6 +115,15 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
     elif depth:
         for name in sorted((name for name, is_folder in found.items() if is_folder), reverse=True):
             yield from _runs_in(folder / name, depth - 1)
+
+
+def _is_shown(name: str) -> bool:
+    """Whether a folder or file may be a run or part of one: no hidden folder, no packages, and a name in UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return not name.startswith(".") and name != "node_modules"
 
 
 def _read_info(id: str, folder: RunFolder) -> RunInfo:

@@ -57,8 +57,9 @@ def bind(host: str, port: int | None, token: str | None = None) -> Address:
     ports = [port] if port is not None else [*range(DEFAULT_PORT, DEFAULT_PORT + TRIED_PORTS), 0]
     try:
         family, *_, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise LaunchError(f"--host {host!r} is not a name or address of this machine: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is too long"
+        raise LaunchError(f"--host {host!r} is not a name or address of this machine: {reason}") from error
     problem: OSError | None = None
     for tried in ports:
         listener = socket.socket(family, socket.SOCK_STREAM)

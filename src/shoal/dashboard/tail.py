@@ -16,6 +16,8 @@ from shoal.types import NodeId
 
 CHUNK_BYTES = 8 * 2**20
 """The most bytes of a file that are read at once. A longer line is damaged."""
+READ_BYTES = 8 * CHUNK_BYTES
+"""The most bytes of a file that one call reads. The next call goes on after them."""
 MAX_NODES = 100_000
 DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What a decoder raises for text that is not a record."""
@@ -100,12 +102,14 @@ class RecordTail:
 
     def _read_from(self, file: int, position: _Position, size: int) -> list[Record]:
         records: list[Record] = []
+        size = min(size, position.offset + READ_BYTES)
         while position.offset < size:
             content = os.pread(file, min(CHUNK_BYTES, size - position.offset), position.offset)
             whole = content.rfind(b"\n") + 1
             if not whole and len(content) < CHUNK_BYTES:
                 break  # a line that is being written
             position.offset += whole or len(content)
+            self.damaged += not whole
             records += self._decode(content[:whole])
         return records
 
