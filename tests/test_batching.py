@@ -17,11 +17,13 @@ from torch import nn
 
 from conftest import models_of
 from random_data import CLASSES, DATA, PART
+from shoal.data.dataset import Data, Samples
 from shoal.engines.simulation.compute import StackedExecutor
 from shoal.errors import NodeError
 from shoal.experiment import Experiment
 from shoal.models.flat import FlatModule
 from shoal.training.learner import Learner
+from shoal.training.losses import Loss
 from shoal.training.optimizers import stack_states, state_signature, unstack_state
 from shoal.training.overrides import METADATA
 from shoal.training.settings import Training
@@ -470,3 +472,14 @@ def test_the_summary_names_the_method_that_trained_the_nodes(tmp_path: Path) -> 
 def test_the_summary_and_its_display_name_the_method(shoal: Any, small: Path) -> None:
     shown = shoal("run", small).out
     assert "batching 'off'" in shown
+
+
+def test_a_loss_with_options_of_its_own_is_that_of_every_model_of_a_stack() -> None:
+    """A plug-in of torch's class gets the padding of the data, which the loss must leave out."""
+    x, y = np.zeros((4, 3), np.int64), np.array([[1, 2, 0], [3, 0, 0], [1, 1, 1], [0, 2, 3]])
+    data = Data(Samples(x, y), Samples(x, y), classes=4, task="sequence", padding=0)
+    outputs, targets = torch.randn(2, 4, 3, 4, generator=torch.Generator().manual_seed(0)), torch.from_numpy(y)
+    for name in ("torch.nn:CrossEntropyLoss", "cross-entropy", "auto"):
+        loss = Loss(name, data)
+        alone = torch.stack([loss(output, targets) for output in outputs])
+        torch.testing.assert_close(loss.of_stack(outputs, targets.expand(2, -1, -1)), alone)

@@ -167,6 +167,12 @@ def test_a_problem_of_all_combinations_is_reported_once(small: Path, shoal: Shoa
         ('base = "small.toml"\n[grid]\nnodes = [4, 4]', "the same run as combination 1"),
         ('base = "small.toml"\n[grid]\nseed = [4, 5]', "use 'seeds'"),
         ('base = "small.toml"\n[grid]\nnodes = [4]\n[[variant]]\nnodes = 6', "remove one of them"),
+        (
+            'base = "small.toml"\n[grid]\nnodes = [4]\n[set]\nnodes = 6',
+            "nodes: set for all runs, and given by the grid",
+        ),
+        ('base = "small.toml"\nseeds = [1]\n[set]\nseed = 6', "seed: set for all runs"),
+        ('base = "small.toml"\n[tune]\n"algorithm.rounds" = "5:20"', "the budget of its trials"),
         ('base = "small.toml"\n[tune]\ntraining.lr = 0.1', "expected a range"),
         ('base = "small.toml"\n[tune]\ntraining.lr = "1:0.1"', "expected a lower limit"),
     ],
@@ -189,6 +195,13 @@ def test_a_folder_with_other_content_is_not_used(small: Path, shoal: Shoal) -> N
 
 
 # Runs
+
+
+def test_a_file_of_the_user_is_no_folder_of_a_sweep(small: Path, sweep: Path, shoal: Shoal) -> None:
+    before = sweep.read_text()
+    done = shoal("sweep", sweep, "--out", sweep.parent)
+    assert (done.code, sweep.read_text()) == (2, before)
+    assert "it is not the folder of a sweep" in done.err
 
 
 def test_a_dry_run_prints_the_plan_and_an_estimate(small: Path, shoal: Shoal) -> None:

@@ -6,6 +6,7 @@ where it stopped, however it stopped, and a sweep with more values uses the runs
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ def opened(out: Path, sweep: Sweep) -> Iterator[None]:
     """Create the folder of a sweep, or open it, and hold its lock. Raises an error if it holds something else."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        others = not (out / MARKER).exists() and any(out.iterdir())
+        others = any(out.iterdir()) and not _is_marked(out)
     except OSError as error:
         problem = f"cannot write to the output folder {str(out)!r}: {error.strerror}; choose another with --out"
         raise LaunchError(problem) from error
@@ -80,6 +81,14 @@ def opened(out: Path, sweep: Sweep) -> Iterator[None]:
         with replacing(out / MARKER) as unfinished:
             unfinished.write_text(tomli_w.dumps(_without_none(sweep.to_table())))
         yield
+
+
+def _is_marked(out: Path) -> bool:
+    """Whether a sweep has written the marker. A user's own file of this name is not one."""
+    try:
+        return "folder" in tomllib.loads((out / MARKER).read_text())
+    except (OSError, ValueError):  # ValueError: no UTF-8, or no TOML
+        return False
 
 
 def _without_none(value: Any) -> Any:

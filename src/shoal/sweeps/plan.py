@@ -79,5 +79,5 @@ def _experiment(sweep: Sweep, settings: Settings) -> Experiment:
     simulation = experiment.simulation
     if experiment.engine != "simulation" or simulation.batching != "auto" or simulation.workers is not None:
         return experiment
-    # Several runs share the cores: each of them uses one. Without workers, the results are the same, bit for bit.
+    # Several runs share the cores: each of them uses one. `off` and `pool` give the same bits.
     return dataclasses.replace(experiment, simulation=dataclasses.replace(simulation, workers=1))

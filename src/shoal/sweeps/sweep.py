@@ -42,6 +42,8 @@ from shoal.sweeps.values import (
     parse_values,
 )
 
+BUDGET_KEYS = ("algorithm.rounds", "duration", "evaluation.split")
+"""Keys that the trials of a search set themselves."""
 KEYS = ("base", "name", "seeds", "set", "grid", "variant", "tune")
 """The keys of a sweep's file."""
 
@@ -208,5 +210,10 @@ def _conflicts(sweep: Sweep) -> Iterator[str]:
         yield f"{key}: given by a variant and by the grid; remove one of them"
     for key in [key for key in sweep.tune if key in varied or key in sweep.grid]:
         yield f"{key}: searched, and given by the grid or a variant too; remove one of them"
+    for key in [key for key in sweep.tune if key in BUDGET_KEYS]:
+        yield f"{key}: a search uses it as the budget of its trials; give it in the grid instead"
+    given = {*sweep.grid, *sweep.tune, *varied} | ({"seed"} if sweep.seeds else set())
+    for key in [key for key in sweep.settings if key in given]:
+        yield f"{key}: set for all runs, and given by the grid, a variant, the search or the seeds; remove one of them"
     for key in {*sweep.grid, *sweep.tune, *varied} & {"seed", "name"}:
         yield f"{key}: use 'seeds' for several seeds" if key == "seed" else "name: all runs of a sweep have one name"

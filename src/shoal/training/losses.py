@@ -32,6 +32,7 @@ class Loss:
         self._task: Task = data.task
         self._classes = data.classes
         self._function, self._takes_indices = _find(name, data, smoothing)
+        self._is_plugin = ":" in name
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         import torch
@@ -49,7 +50,8 @@ class Loss:
         import torch
         from torch.func import vmap
 
-        if type(self._function) is not torch.nn.CrossEntropyLoss or outputs.dim() != targets.dim() + 1:
+        plain = type(self._function) is torch.nn.CrossEntropyLoss and not self._is_plugin  # without options of a user
+        if not plain or self._task == "regression" or outputs.dim() != targets.dim() + 1:
             return vmap(self)(outputs, targets)
         # vmap computes the cross-entropy in Python, and imports torch's compiler for it. Without vmap it is one call.
         losses = torch.nn.functional.cross_entropy(

@@ -42,8 +42,7 @@ def export(parsed: argparse.Namespace) -> int:
         raise ExperimentError([f"it takes one run, and {len(parsed.runs)} are given"], "--follow")
     out = parsed.out or OUT / parsed.to
     screen = console()
-    for path in parsed.runs:
-        folder = existing_run(path, "export")
+    for folder in [existing_run(path, "export") for path in parsed.runs]:
         with show_warnings(screen) as display:
             place = _export(folder, parsed.to, out, _nodes(parsed.nodes, folder), parsed.follow, display)
         print_line(f"{folder.path}: {place}", screen)

@@ -111,6 +111,7 @@ def _run(
 
 def tuning_folder(out: Path) -> Path:
     """Return the folder of the runs of a search: beside the folder of the sweep, whose runs are compared."""
+    out = out.resolve()
     return out.with_name(f"{out.name}-tuning")
 
 

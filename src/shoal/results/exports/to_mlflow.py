@@ -45,7 +45,7 @@ class MLflowTarget:
             (out / "mlflow.db").open("ab").close()  # the error of an unwritable folder is clearer than that of SQLite
             uri = f"sqlite:///{out.resolve() / 'mlflow.db'}"
         self._client = MlflowClient(uri)
-        experiment = self._experiment(None if "MLFLOW_TRACKING_URI" in os.environ else out)
+        experiment = self._experiment(None if os.environ.get("MLFLOW_TRACKING_URI") else out)
         self._check_new(experiment, uri)
         self._id = self._create_run(experiment)
         self.place = f"run {self._id} of {uri}; show it with: mlflow ui --backend-store-uri {uri}"
