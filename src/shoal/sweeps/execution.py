@@ -69,15 +69,18 @@ class SweepState:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the mean duration of the runs that have ended; None before the first one."""
-        durations = [run.seconds for run in self.ended if run.seconds is not None]
+        """Estimated from the mean duration of the runs that reached their end; None before the first one.
+
+        As many runs as are going now go on at once: one, if each uses the whole machine.
+        """
+        durations = [run.seconds for run in self.ended if run.has_ended and run.seconds is not None]
         if not durations:
             return None
         mean = sum(durations) / len(durations)
         now = time.monotonic()
         waiting = self.total - self.skipped - len(self.ended) - len(self.running)
         going = sum(max(0.0, mean - (now - run.started)) for run in self.running.values())
-        return (waiting * mean + going) / max(1, min(self.limit, waiting + len(self.running)))
+        return (waiting * mean + going) / max(1, len(self.running))
 
 
 class SweepListener(Protocol):
