@@ -57,8 +57,6 @@ class SweepState:
     total: int
     skipped: int
     """Combinations that were done before."""
-    limit: int
-    """The most runs at once."""
     running: dict[int, RunState] = field(default_factory=dict)
     ended: list[RunState] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -158,7 +156,7 @@ class Execution:
         go on until the processes are closed.
         """
         waiting = deque(enumerate(combinations))
-        state = SweepState(self._skipped + len(combinations), self._skipped, self._admission.limit)
+        state = SweepState(self._skipped + len(combinations), self._skipped)
         ended: dict[int, RunState] = {}
         while waiting or state.running:
             while waiting and self._admission.allows(
