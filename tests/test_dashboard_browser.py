@@ -13,7 +13,7 @@ import pytest
 from dashboard_runs import WrittenRun
 from dashboard_server import served
 from shoal.results.node_data import NodeData, write_node_data
-from shoal.results.records import RunFolder
+from shoal.results.records import Evaluation, RunFolder, encode
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the tests of the page need playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -120,6 +120,29 @@ def test_a_click_on_a_node_shows_its_curves_records_and_events(page: playwright.
         page.get_by_label("Colour by").select_option("state")
         page.get_by_label("Colour by").select_option("lag")
         playwright.expect(page.locator(".scale")).to_contain_text("rounds behind")
+
+
+def test_metrics_may_have_the_names_of_javascript(page: playwright.Page, tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "names", nodes=4, rounds=2, evaluate_every=10)
+    run.advance(2)
+    scores = {"__proto__": 0.5, "constructor": 0.25, "accuracy": 0.75}
+    for node in range(4):
+        with run.folder.node(node).open("ab") as file:
+            file.write(encode(Evaluation(1, 2.0, scores)) + b"\n")
+    run.finish()
+    with site(page, tmp_path) as url:
+        page.goto(run_url(url, "names", "curves"))
+        playwright.expect(tile(page, "Sent")).to_have_text("16.0 kB")
+        for metric in scores:
+            page.get_by_label("Metric").select_option(metric)
+            playwright.expect(page.locator("figure h3").first).to_have_text(f"{metric} by rounds")
+        page.get_by_role("tab", name="Graph").click()
+        page.get_by_label("Colour by").select_option("__proto__")
+        page.get_by_label("Number of the node").fill("1")
+        page.keyboard.press("Enter")
+        playwright.expect(page.locator("aside")).to_contain_text("4.00 kB sent")
+        assert page.evaluate("() => Object.keys(Object.prototype)") == []
+        assert page.evaluate("() => [Object.mean, Object.round]") == [None, None]
 
 
 def test_the_slider_replays_a_finished_run(page: playwright.Page, runs: Path) -> None:

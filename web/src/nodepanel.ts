@@ -3,7 +3,7 @@ import { Chart } from "./charts";
 import { KINDS } from "./colours";
 import { h, replace, setText } from "./dom";
 import * as format from "./format";
-import type { RunData } from "./store";
+import { byName, type RunData } from "./store";
 
 const STATES = ["running", "ended", "failed"];
 const SHOWN_RECORDS = 100;
@@ -87,7 +87,7 @@ export class NodePanel {
     const sent = details.rounds.bytes.at(-1);
     setText(this.facts, [STATES[values?.state ?? 0], `round ${values?.round ?? 0}`, `${format.bytes(sent)} sent`, `${format.count(details.count)} records`].join(" · "));
     const metric = this.run.metric;
-    const scores = metric ? details.evaluations.scores[metric] : undefined;
+    const scores = metric ? byName(details.evaluations.scores)[metric] : undefined;
     if (metric && scores) {
       this.score.title = metric;
       this.score.show({ x: details.evaluations.round, axis: "rounds", lines: [{ label: `node ${details.node}`, values: scores, colour: KINDS[0]! }] });
@@ -117,7 +117,7 @@ export class NodePanel {
 }
 
 function join(old: NodeDetails, found: NodeDetails): NodeDetails {
-  const scores = { ...old.evaluations.scores };
+  const scores = byName(old.evaluations.scores);
   const before = old.evaluations.round.length;
   for (const [name, values] of Object.entries(found.evaluations.scores)) {
     scores[name] = [...(scores[name] ?? new Array<null>(before).fill(null)), ...values];
