@@ -110,6 +110,8 @@ def test_a_click_on_a_node_shows_its_curves_records_and_events(page: playwright.
         playwright.expect(panel.locator("h2")).to_contain_text("Node 0")
         playwright.expect(panel).to_contain_text("31 records")
         playwright.expect(panel).to_contain_text("7 training samples")
+        bars = [bar.bounding_box() for bar in panel.locator(".bar").all()]
+        assert [box is not None and box["width"] > 1 and box["height"] > 1 for box in bars] == [True, True]
         assert panel.locator(".u-over").count() == 2
         panel.get_by_text("Latest records").click()
         playwright.expect(panel.locator("pre")).to_contain_text('"kind":"end"')
