@@ -185,6 +185,34 @@ def test_two_runs_are_compared_in_one_chart(page: playwright.Page, runs: Path) -
         playwright.expect(page.locator("figure h3")).to_have_text("loss, mean over the nodes")
 
 
+def test_long_settings_and_equal_names_stay_readable(page: playwright.Page, tmp_path: Path) -> None:
+    for folder, settings in (("a", ""), ("b", ""), ("c", "x" * 300)):
+        run = WrittenRun(tmp_path / folder, "same")
+        run.finish()
+        if settings:
+            with run.folder.experiment.open("a") as file:
+                file.write(f'\n[dataset]\nname = "{settings}"\n')
+    with site(page, tmp_path) as url:
+        page.goto(url)
+        names = page.locator("td.name")
+        playwright.expect(names).to_have_count(3)
+        page.set_viewport_size({"width": 400, "height": 800})
+        assert min(box["width"] for name in names.all() if (box := name.bounding_box())) >= 180
+        page.set_viewport_size({"width": 1280, "height": 900})
+        ids = [f"{folder}%2F20260101-120000-abcdef" for folder in "abc"]
+        page.goto(f"{url}/#/compare/{'/'.join(ids)}")
+        playwright.expect(page.locator("thead")).to_contain_text("dataset")
+        long = page.get_by_title("x" * 300)
+        box = long.bounding_box()
+        assert box is not None and box["width"] <= 300
+        assert min(box["width"] for name in names.all() if (box := name.bounding_box())) >= 180
+        assert names.all_inner_texts() == [
+            "same, a/20260101-120000-abcdef",
+            "same, b/20260101-120000-abcdef",
+            f"same, dataset = {'x' * 39}…",
+        ]
+
+
 def test_the_timeline_shows_what_nodes_did(page: playwright.Page, runs: Path) -> None:
     with site(page, runs) as url:
         page.goto(run_url(url, "a", "timeline"))
