@@ -147,6 +147,22 @@ def test_metrics_may_have_the_names_of_javascript(page: playwright.Page, tmp_pat
         assert page.evaluate("() => [Object.mean, Object.round]") == [None, None]
 
 
+def test_the_panel_of_a_node_shows_the_end_of_a_run(page: playwright.Page, tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "live", nodes=4, rounds=10)
+    run.advance(4)
+    with site(page, tmp_path) as url:
+        page.goto(run_url(url, "live", "graph"))
+        playwright.expect(page.locator(".counts")).to_contain_text("4 nodes")
+        page.get_by_label("Number of the node").fill("2")
+        page.keyboard.press("Enter")
+        facts = page.locator("aside .facts").first
+        playwright.expect(facts).to_have_text("running · round 4 · 8.00 kB sent · 6 records")
+        run.advance(2)
+        playwright.expect(facts).to_have_text("running · round 6 · 12.0 kB sent · 9 records")
+        run.finish()
+        playwright.expect(facts).to_have_text("ended · round 10 · 20.0 kB sent · 16 records")
+
+
 def test_the_slider_replays_a_finished_run(page: playwright.Page, runs: Path) -> None:
     with site(page, runs) as url:
         page.goto(run_url(url, "b", "graph", seed=2))

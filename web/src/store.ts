@@ -83,9 +83,12 @@ export class RunData {
   training = byName<Curve>();
   averages = noAverages();
   now = new Snapshot();
+  /** How often everything was read anew: what was read before is outdated. */
+  resets = 0;
 
   apply(changes: RunChanges): void {
     if (changes.reset) {
+      this.resets++;
       this.curves = byName();
       this.training = byName();
       this.averages = noAverages();
