@@ -303,6 +303,52 @@ def test_a_run_of_an_earlier_version_explains_what_is_missing(page: playwright.P
         playwright.expect(page.locator(".panel")).to_contain_text("This run has no timeline")
 
 
+def test_a_malformed_address_shows_the_list(page: playwright.Page, runs: Path) -> None:
+    with site(page, runs) as url:
+        page.goto(f"{url}/#/run/%")
+        playwright.expect(page.get_by_role("link", name="first")).to_be_visible()
+
+
+def test_answers_that_fail_are_asked_for_again(page: playwright.Page, runs: Path) -> None:
+    failing = {"times": 1}
+
+    def answer(route: playwright.Route) -> None:
+        failing["times"] -= 1
+        if failing["times"] >= 0:
+            route.fulfill(body="not JSON")
+        else:
+            route.continue_()
+
+    page.route("**/api/layout?*", answer)
+    page.route("**/api/runs?*", answer)
+    with site(page, runs) as url:
+        page.goto(run_url(url, "a", "graph"))
+        playwright.expect(page.locator(".graph .empty").first).to_contain_text("could not be read")
+        playwright.expect(page.locator(".counts")).to_contain_text("12 nodes")
+        playwright.expect(page.locator(".graph .empty").first).to_be_hidden()
+        failing["times"] = 1
+        page.goto(f"{url}/#/latest")
+        playwright.expect(page.locator("#connection")).to_contain_text("Not connected")
+        WrittenRun(runs / "c", "third", seed=3).advance(2)
+        playwright.expect(page.locator("h1")).to_have_text("third")
+
+
+def test_the_times_of_the_timeline_are_not_cut_off(page: playwright.Page, tmp_path: Path) -> None:
+    WrittenRun(tmp_path / "long", nodes=2, rounds=100).finish()
+    page.add_init_script(
+        "window.cut = []; window.drawn = 0; const fill = CanvasRenderingContext2D.prototype.fillText;"
+        " CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {"
+        " if (this.canvas.className === 'timeline' && text.endsWith(' s')) { window.drawn++;"
+        " if (x + this.measureText(text).width / 2 > this.canvas.clientWidth + 0.01) window.cut.push(text); }"
+        " fill.call(this, text, x, y); };"
+    )
+    with site(page, tmp_path) as url:
+        page.goto(run_url(url, "long", "timeline"))
+        playwright.expect(page.locator(".tools .moment")).to_have_text("0.00 s to 100.1 s")
+        assert page.evaluate("() => window.drawn") > 0
+        assert page.evaluate("() => window.cut") == []
+
+
 def test_a_server_that_ends_is_reported(browser: playwright.Browser, runs: Path) -> None:
     page = browser.new_page()
     with served(runs) as url:
