@@ -218,9 +218,9 @@ def test_long_settings_and_equal_names_stay_readable(page: playwright.Page, tmp_
         ids = [f"{folder}%2F20260101-120000-abcdef" for folder in "abc"]
         page.goto(f"{url}/#/compare/{'/'.join(ids)}")
         playwright.expect(page.locator("thead")).to_contain_text("dataset")
-        long = page.get_by_title("x" * 300)
-        box = long.bounding_box()
-        assert box is not None and box["width"] <= 300
+        box = page.get_by_title("x" * 300).bounding_box()
+        assert box is not None
+        assert box["width"] <= 300
         assert min(box["width"] for name in names.all() if (box := name.bounding_box())) >= 180
         assert names.all_inner_texts() == [
             "same, a/20260101-120000-abcdef",
