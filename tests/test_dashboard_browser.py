@@ -13,7 +13,7 @@ import pytest
 from dashboard_runs import WrittenRun
 from dashboard_server import served
 from shoal.results.node_data import NodeData, write_node_data
-from shoal.results.records import RunFolder
+from shoal.results.records import Evaluation, RunFolder, encode
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the tests of the page need playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -110,6 +110,8 @@ def test_a_click_on_a_node_shows_its_curves_records_and_events(page: playwright.
         playwright.expect(panel.locator("h2")).to_contain_text("Node 0")
         playwright.expect(panel).to_contain_text("31 records")
         playwright.expect(panel).to_contain_text("7 training samples")
+        bars = [bar.bounding_box() for bar in panel.locator(".bar").all()]
+        assert [box is not None and box["width"] > 1 and box["height"] > 1 for box in bars] == [True, True]
         assert panel.locator(".u-over").count() == 2
         panel.get_by_text("Latest records").click()
         playwright.expect(panel.locator("pre")).to_contain_text('"kind":"end"')
@@ -120,6 +122,45 @@ def test_a_click_on_a_node_shows_its_curves_records_and_events(page: playwright.
         page.get_by_label("Colour by").select_option("state")
         page.get_by_label("Colour by").select_option("lag")
         playwright.expect(page.locator(".scale")).to_contain_text("rounds behind")
+
+
+def test_metrics_may_have_the_names_of_javascript(page: playwright.Page, tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "names", nodes=4, rounds=2, evaluate_every=10)
+    run.advance(2)
+    scores = {"__proto__": 0.5, "constructor": 0.25, "accuracy": 0.75}
+    for node in range(4):
+        with run.folder.node(node).open("ab") as file:
+            file.write(encode(Evaluation(1, 2.0, scores)) + b"\n")
+    run.finish()
+    with site(page, tmp_path) as url:
+        page.goto(run_url(url, "names", "curves"))
+        playwright.expect(tile(page, "Sent")).to_have_text("16.0 kB")
+        for metric in scores:
+            page.get_by_label("Metric").select_option(metric)
+            playwright.expect(page.locator("figure h3").first).to_have_text(f"{metric} by rounds")
+        page.get_by_role("tab", name="Graph").click()
+        page.get_by_label("Colour by").select_option("__proto__")
+        page.get_by_label("Number of the node").fill("1")
+        page.keyboard.press("Enter")
+        playwright.expect(page.locator("aside")).to_contain_text("4.00 kB sent")
+        assert page.evaluate("() => Object.keys(Object.prototype)") == []
+        assert page.evaluate("() => [Object.mean, Object.round]") == [None, None]
+
+
+def test_the_panel_of_a_node_shows_the_end_of_a_run(page: playwright.Page, tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path / "live", nodes=4, rounds=10)
+    run.advance(4)
+    with site(page, tmp_path) as url:
+        page.goto(run_url(url, "live", "graph"))
+        playwright.expect(page.locator(".counts")).to_contain_text("4 nodes")
+        page.get_by_label("Number of the node").fill("2")
+        page.keyboard.press("Enter")
+        facts = page.locator("aside .facts").first
+        playwright.expect(facts).to_have_text("running · round 4 · 8.00 kB sent · 6 records")
+        run.advance(2)
+        playwright.expect(facts).to_have_text("running · round 6 · 12.0 kB sent · 9 records")
+        run.finish()
+        playwright.expect(facts).to_have_text("ended · round 10 · 20.0 kB sent · 16 records")
 
 
 def test_the_slider_replays_a_finished_run(page: playwright.Page, runs: Path) -> None:
@@ -158,6 +199,34 @@ def test_two_runs_are_compared_in_one_chart(page: playwright.Page, runs: Path) -
         page.get_by_label("By").select_option("bytes")
         page.get_by_label("Metric").select_option("loss")
         playwright.expect(page.locator("figure h3")).to_have_text("loss, mean over the nodes")
+
+
+def test_long_settings_and_equal_names_stay_readable(page: playwright.Page, tmp_path: Path) -> None:
+    for folder, settings in (("a", ""), ("b", ""), ("c", "x" * 300)):
+        run = WrittenRun(tmp_path / folder, "same")
+        run.finish()
+        if settings:
+            with run.folder.experiment.open("a") as file:
+                file.write(f'\n[dataset]\nname = "{settings}"\n')
+    with site(page, tmp_path) as url:
+        page.goto(url)
+        names = page.locator("td.name")
+        playwright.expect(names).to_have_count(3)
+        page.set_viewport_size({"width": 400, "height": 800})
+        assert min(box["width"] for name in names.all() if (box := name.bounding_box())) >= 180
+        page.set_viewport_size({"width": 1280, "height": 900})
+        ids = [f"{folder}%2F20260101-120000-abcdef" for folder in "abc"]
+        page.goto(f"{url}/#/compare/{'/'.join(ids)}")
+        playwright.expect(page.locator("thead")).to_contain_text("dataset")
+        box = page.get_by_title("x" * 300).bounding_box()
+        assert box is not None
+        assert box["width"] <= 300
+        assert min(box["width"] for name in names.all() if (box := name.bounding_box())) >= 180
+        assert names.all_inner_texts() == [
+            "same, a/20260101-120000-abcdef",
+            "same, b/20260101-120000-abcdef",
+            f"same, dataset = {'x' * 39}…",
+        ]
 
 
 def test_the_timeline_shows_what_nodes_did(page: playwright.Page, runs: Path) -> None:
@@ -232,6 +301,52 @@ def test_a_run_of_an_earlier_version_explains_what_is_missing(page: playwright.P
         playwright.expect(page.locator(".panel")).to_contain_text("do not contain who sent to whom")
         page.get_by_role("tab", name="Timeline").click()
         playwright.expect(page.locator(".panel")).to_contain_text("This run has no timeline")
+
+
+def test_a_malformed_address_shows_the_list(page: playwright.Page, runs: Path) -> None:
+    with site(page, runs) as url:
+        page.goto(f"{url}/#/run/%")
+        playwright.expect(page.get_by_role("link", name="first")).to_be_visible()
+
+
+def test_answers_that_fail_are_asked_for_again(page: playwright.Page, runs: Path) -> None:
+    failing = {"times": 1}
+
+    def answer(route: playwright.Route) -> None:
+        failing["times"] -= 1
+        if failing["times"] >= 0:
+            route.fulfill(body="not JSON")
+        else:
+            route.continue_()
+
+    page.route("**/api/layout?*", answer)
+    page.route("**/api/runs?*", answer)
+    with site(page, runs) as url:
+        page.goto(run_url(url, "a", "graph"))
+        playwright.expect(page.locator(".graph .empty").first).to_contain_text("could not be read")
+        playwright.expect(page.locator(".counts")).to_contain_text("12 nodes")
+        playwright.expect(page.locator(".graph .empty").first).to_be_hidden()
+        failing["times"] = 1
+        page.goto(f"{url}/#/latest")
+        playwright.expect(page.locator("#connection")).to_contain_text("Not connected")
+        WrittenRun(runs / "c", "third", seed=3).advance(2)
+        playwright.expect(page.locator("h1")).to_have_text("third")
+
+
+def test_the_times_of_the_timeline_are_not_cut_off(page: playwright.Page, tmp_path: Path) -> None:
+    WrittenRun(tmp_path / "long", nodes=2, rounds=100).finish()
+    page.add_init_script(
+        "window.cut = []; window.drawn = 0; const fill = CanvasRenderingContext2D.prototype.fillText;"
+        " CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {"
+        " if (this.canvas.className === 'timeline' && text.endsWith(' s')) { window.drawn++;"
+        " if (x + this.measureText(text).width / 2 > this.canvas.clientWidth + 0.01) window.cut.push(text); }"
+        " fill.call(this, text, x, y); };"
+    )
+    with site(page, tmp_path) as url:
+        page.goto(run_url(url, "long", "timeline"))
+        playwright.expect(page.locator(".tools .moment")).to_have_text("0.00 s to 100.1 s")
+        assert page.evaluate("() => window.drawn") > 0
+        assert page.evaluate("() => window.cut") == []
 
 
 def test_a_server_that_ends_is_reported(browser: playwright.Browser, runs: Path) -> None:

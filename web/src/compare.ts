@@ -8,6 +8,8 @@ import { RunData, type Axis } from "./store";
 import { link, setConnected, type View } from "./view";
 import uPlot from "uplot";
 
+const LONGEST_VALUE = 40;
+
 /** Several runs in one chart, with what differs between their experiments. */
 export function compareView(main: HTMLElement, ids: string[]): View {
   if (ids.length === 0) return chooseView(main);
@@ -35,7 +37,7 @@ export function compareView(main: HTMLElement, ids: string[]): View {
     if (!names.includes(metric)) metric = runs.get(found[0] ?? "")?.metric ?? names[0] ?? "";
     setOptions(metrics, names.map((name) => [name, name]), metric);
     const differing = differences(found.map((id) => settings.get(id) ?? new Map()));
-    const labels = found.map((id) => label(runs.get(id)!.info, settings.get(id), differing));
+    const labels = distinct(found.map((id) => label(runs.get(id)!.info, settings.get(id), differing)), found);
     const clocks = new Set(found.map((id) => (runs.get(id)!.info.engine === "simulation" ? "virtual" : "wall")));
     const notes = [...problems.values()];
     if (clocks.size > 1 && axis === "time") notes.push("These runs have different clocks, virtual and wall time: their times cannot be compared.");
@@ -77,7 +79,7 @@ export function compareView(main: HTMLElement, ids: string[]): View {
         swatch.style.setProperty("--swatch", KINDS[i % KINDS.length]!);
         const cells = [format.score(last(run.curves[metric]?.mean)), format.seconds(run.duration), format.bytes(last(run.training.bytes?.sum))];
         const own = differing.map((name) => settings.get(id)?.get(name) ?? "–");
-        return h("tr", {}, h("td", {}, swatch, h("a", { href: link("run", id) }, labels[i]!)), h("td", {}, badge(run.info.status)), ...[...cells, ...own].map((cell) => h("td", {}, cell)));
+        return h("tr", {}, h("td", { class: "name" }, swatch, h("a", { href: link("run", id) }, labels[i]!)), h("td", {}, badge(run.info.status)), ...[...cells, ...own].map((cell) => h("td", { title: cell }, cell)));
       })),
     );
   }
@@ -129,6 +131,19 @@ function differences(all: Map<string, string>[]): string[] {
 }
 
 function label(info: RunInfo, settings: Map<string, string> | undefined, differing: string[]): string {
-  const own = differing.filter((name) => settings?.has(name)).slice(0, 3).map((name) => `${name} = ${settings!.get(name)}`);
+  const own = differing.filter((name) => settings?.has(name)).slice(0, 3).map((name) => `${name} = ${shorten(settings!.get(name)!)}`);
   return [info.name, ...own].join(", ");
+}
+
+function shorten(value: string): string {
+  return value.length > LONGEST_VALUE ? `${value.slice(0, LONGEST_VALUE - 1)}…` : value;
+}
+
+/** Add to equal labels the last part of the id of their run, or the whole id if these are equal too. */
+function distinct(labels: string[], ids: string[]): string[] {
+  const differ = (texts: string[]) => texts.map((text) => texts.indexOf(text) === texts.lastIndexOf(text));
+  const add = (texts: string[]) => labels.map((label, i) => (isUnique[i] ? label : `${label}, ${texts[i]}`));
+  const isUnique = differ(labels);
+  const short = add(ids.map((id) => id.split("/").at(-1)!));
+  return differ(short).every(Boolean) ? short : add(ids);
 }

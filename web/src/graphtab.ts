@@ -15,6 +15,7 @@ interface Layout {
   y: number[];
 }
 
+const RETRY_MS = 2000;
 const STATES = ["running", "ended", "failed"];
 
 /** The graph of a run: who sent to whom, coloured by score, staleness or failure. */
@@ -30,7 +31,10 @@ export class GraphTab implements Tab {
   private colour = "";
   private layout: Layout | null = null;
   private places = new Map<number, number>();
-  private asked = 0;
+  private asked = "";
+  private problem = "";
+  private retry = 0;
+  private isOpen = true;
   private chosen: number | null = null;
   private drawn: Snapshot | null = null;
   private drawnEdges = "";
@@ -48,6 +52,8 @@ export class GraphTab implements Tab {
   }
 
   close(): void {
+    this.isOpen = false;
+    clearTimeout(this.retry);
     this.view.close();
     this.panel.close();
   }
@@ -64,8 +70,9 @@ export class GraphTab implements Tab {
     if (!options.some(([name]) => name === this.colour) || (this.colour === "state" && !this.drawn)) this.colour = this.run.metric ?? "state";
     setOptions(this.colours, options, this.colour);
     const missing = !this.run.nodeCount ? "No records yet." : this.run.hasEdges || this.run.now.latestRound === 0 ? "" : "The records of this run do not contain who sent to whom: edges are missing. Runs of earlier versions do not have them.";
-    setText(this.note, missing);
-    this.note.hidden = missing === "";
+    const note = this.problem || missing;
+    setText(this.note, note);
+    this.note.hidden = note === "";
     void this.place();
     this.draw();
     this.panel.update();
@@ -74,12 +81,23 @@ export class GraphTab implements Tab {
   /** Ask for the positions of the nodes, once they are known. */
   private async place(): Promise<void> {
     const count = this.run.nodeCount;
-    if (count === 0 || this.asked === count || (!this.run.hasEdges && this.run.isLive && this.run.now.latestRound === 0)) return;
-    this.asked = count;
-    this.layout = await get<Layout>("layout", { run: this.id });
-    this.places = new Map(this.layout.id.map((id, i) => [id, i]));
+    const asked = `${this.run.resets} ${count}`;
+    if (count === 0 || this.asked === asked || (!this.run.hasEdges && this.run.isLive && this.run.now.latestRound === 0)) return;
+    this.asked = asked;
+    clearTimeout(this.retry);
+    try {
+      const layout = await get<Layout>("layout", { run: this.id });
+      if (!this.isOpen || this.asked !== asked) return;
+      this.layout = layout;
+      this.problem = "";
+    } catch (error) {
+      if (!this.isOpen || this.asked !== asked) return;
+      this.problem = `The positions of the nodes could not be read: ${(error as Error).message}`;
+      this.retry = window.setTimeout(() => ((this.asked = ""), this.update()), RETRY_MS);
+    }
+    this.places = new Map(this.layout?.id.map((id, i) => [id, i]));
     this.drawnEdges = "";
-    this.draw();
+    this.update();
   }
 
   private choose(node: number | null): void {

@@ -4,7 +4,7 @@ import { compareView } from "./compare";
 import { h, replace, setText } from "./dom";
 import { runView } from "./run";
 import { runsView } from "./runs";
-import { link, parts, type View } from "./view";
+import { link, parts, setConnected, type View } from "./view";
 
 const main = document.getElementById("main")!;
 let view: View | null = null;
@@ -33,12 +33,17 @@ function route(): void {
 function latestView(): View {
   const opened = Date.now() / 1000 - 60;
   replace(main, h("p", { class: "empty", role: "status" }, "Waiting for the run to start… ", h("a", { href: "#/" }, "Show all runs")));
-  const timer = setInterval(async () => {
-    const runs = await get<RunInfo[]>("runs");
-    const latest = runs.find((run) => run.status === "running" || run.created >= opened);
-    if (latest && location.hash === "#/latest") location.replace(link("run", latest.id));
-  }, 500);
-  return { title: "Waiting", close: () => clearInterval(timer) };
+  let isOpen = true;
+  const look = async () => {
+    const runs = await get<RunInfo[]>("runs").catch(() => null);
+    if (!isOpen) return;
+    setConnected(runs !== null);
+    const latest = runs?.find((run) => run.status === "running" || run.created >= opened);
+    if (latest) location.replace(link("run", latest.id));
+    else timer = window.setTimeout(look, runs ? 500 : 2000);
+  };
+  let timer = window.setTimeout(look, 500);
+  return { title: "Waiting", close: () => ((isOpen = false), clearTimeout(timer)) };
 }
 
 const button = document.getElementById("theme")!;

@@ -3,7 +3,7 @@ import { Chart } from "./charts";
 import { KINDS } from "./colours";
 import { h, replace, setText } from "./dom";
 import * as format from "./format";
-import type { RunData } from "./store";
+import { byName, type NodeValues, type RunData } from "./store";
 
 const STATES = ["running", "ended", "failed"];
 const SHOWN_RECORDS = 100;
@@ -25,6 +25,10 @@ export class NodePanel {
   private details: NodeDetails | null = null;
   private busy = false;
   private readAt = 0;
+  /** The latest values of the node when its records were read. */
+  private seen: NodeValues | undefined;
+  private resets = 0;
+  private timer = 0;
 
   constructor(private readonly id: string, private readonly run: RunData, private readonly leave: () => void) {
     const close = h("button", { type: "button", class: "quiet", "aria-label": "Close the node", click: () => this.leave() }, "Close");
@@ -38,6 +42,7 @@ export class NodePanel {
     this.score.close();
     this.loss.close();
     this.node = null;
+    clearTimeout(this.timer);
   }
 
   show(node: number | null): void {
@@ -46,7 +51,7 @@ export class NodePanel {
     if (node === this.node) return;
     this.node = node;
     this.details = null;
-    this.readAt = 0;
+    clearTimeout(this.timer);
     setText(this.title, node === null ? "" : `Node ${node}`);
     setText(this.facts, "Reading…");
     for (const part of [this.events, this.data, this.records]) part.replaceChildren();
@@ -57,9 +62,9 @@ export class NodePanel {
 
   /** New records have arrived. */
   update(): void {
-    const now = this.node === null ? undefined : this.run.now.nodes.get(this.node);
-    const have = this.details?.rounds.round.at(-1) ?? 0;
-    if (now && this.details && (now.round > have || (now.state > 0 && this.run.isLive)) && performance.now() - this.readAt > SLOWEST_MS) void this.read();
+    if (this.node === null || (this.run.now.nodes.get(this.node) === this.seen && this.run.resets === this.resets)) return;
+    clearTimeout(this.timer);
+    this.timer = window.setTimeout(() => void this.read(), Math.max(0, this.readAt + SLOWEST_MS - performance.now()));
   }
 
   /** Read the records of the node that the page does not have. */
@@ -68,17 +73,27 @@ export class NodePanel {
     if (node === null || this.busy) return;
     this.busy = true;
     this.readAt = performance.now();
+    this.seen = this.run.now.nodes.get(node);
+    if (this.run.resets !== this.resets) this.details = null;
+    this.resets = this.run.resets;
+    const known = this.details;
+    const isWanted = () => node === this.node && known === this.details;
+    let again = false;
     try {
-      const found = await get<NodeDetails>("node", { run: this.id, node, offset: this.details?.offset ?? 0 });
-      if (node === this.node) {
-        this.details = this.details ? join(this.details, found) : found;
+      const found = await get<NodeDetails>("node", { run: this.id, node, offset: known?.offset ?? 0 });
+      again = !isWanted();
+      if (!again && this.run.resets === this.resets) {
+        this.details = known ? join(known, found) : found;
         this.draw(this.details);
       }
     } catch (error) {
-      if (node === this.node) setText(this.facts, (error as Error).message);
+      again = !isWanted();
+      if (!again) setText(this.facts, (error as Error).message);
+      this.seen = undefined;
     } finally {
       this.busy = false;
-      if (node !== this.node) void this.read();
+      if (again) void this.read();
+      else this.update();
     }
   }
 
@@ -87,7 +102,7 @@ export class NodePanel {
     const sent = details.rounds.bytes.at(-1);
     setText(this.facts, [STATES[values?.state ?? 0], `round ${values?.round ?? 0}`, `${format.bytes(sent)} sent`, `${format.count(details.count)} records`].join(" · "));
     const metric = this.run.metric;
-    const scores = metric ? details.evaluations.scores[metric] : undefined;
+    const scores = metric ? byName(details.evaluations.scores)[metric] : undefined;
     if (metric && scores) {
       this.score.title = metric;
       this.score.show({ x: details.evaluations.round, axis: "rounds", lines: [{ label: `node ${details.node}`, values: scores, colour: KINDS[0]! }] });
@@ -117,7 +132,7 @@ export class NodePanel {
 }
 
 function join(old: NodeDetails, found: NodeDetails): NodeDetails {
-  const scores = { ...old.evaluations.scores };
+  const scores = byName(old.evaluations.scores);
   const before = old.evaluations.round.length;
   for (const [name, values] of Object.entries(found.evaluations.scores)) {
     scores[name] = [...(scores[name] ?? new Array<null>(before).fill(null)), ...values];

@@ -18,6 +18,7 @@ export class Replay {
   private readonly label = h("output", { class: "moment" });
   private readonly kept = new Map<number, Snapshot>();
   private stops: number[] = [];
+  private resets = 0;
   private busy = false;
   private timer = 0;
 
@@ -32,6 +33,8 @@ export class Replay {
 
   /** New records have arrived. */
   update(): void {
+    if (this.resets !== this.run.resets) this.kept.clear();
+    this.resets = this.run.resets;
     this.stops = this.run.stops;
     this.element.hidden = this.stops.length < 2;
     this.slider.max = String(Math.max(this.stops.length - 1, 0));

@@ -63,7 +63,7 @@ export function runsView(main: HTMLElement): View {
       "tr",
       {},
       h("td", {}, box),
-      h("td", {}, name, id),
+      h("td", { class: "name" }, name, id),
       h("td", {}, badge(run.status)),
       h("td", {}, run.engine || "–"),
       h("td", { class: "number" }, format.count(run.nodes)),

@@ -15,6 +15,15 @@ export const RUNNING = 0;
 export const ENDED = 1;
 export const FAILED = 2;
 
+/** A table by names that others chose: without a prototype, `__proto__` and `constructor` are names like all others. */
+export function byName<T>(entries: Record<string, T> = {}): Record<string, T> {
+  return Object.assign(Object.create(null) as Record<string, T>, entries);
+}
+
+function noAverages(): Averages {
+  return { round: [], time: [], consensus: [], scores: byName() };
+}
+
 /** The state of all nodes at one time: now, or a time of the past. */
 export class Snapshot {
   nodes = new Map<number, NodeValues>();
@@ -26,7 +35,7 @@ export class Snapshot {
     if (states) {
       const metrics = Object.entries(states.scores);
       states.id.forEach((id, i) => {
-        const scores: Record<string, number | null> = {};
+        const scores = byName<number | null>();
         for (const [name, values] of metrics) scores[name] = values[i]!;
         const [round, time, loss, state] = [states.round[i]!, states.time[i]!, states.loss[i]!, states.state[i]!];
         this.nodes.set(id, { round, time, loss, state, scores });
@@ -50,7 +59,7 @@ export class Snapshot {
 }
 
 function merge(curve: Curve | undefined, part: CurvePart): Curve {
-  const merged: Curve = curve ?? {};
+  const merged: Curve = curve ?? byName();
   for (const [name, values] of Object.entries(part)) {
     if (name === "rows" || name === "size") continue;
     const column = (merged[name] ??= []);
@@ -70,16 +79,19 @@ export class RunData {
   byTicks = false;
   hasEdges = false;
   hasSpans = false;
-  curves: Record<string, Curve> = {};
-  training: Record<string, Curve> = {};
-  averages: Averages = { round: [], time: [], consensus: [], scores: {} };
+  curves = byName<Curve>();
+  training = byName<Curve>();
+  averages = noAverages();
   now = new Snapshot();
+  /** How often everything was read anew: what was read before is outdated. */
+  resets = 0;
 
   apply(changes: RunChanges): void {
     if (changes.reset) {
-      this.curves = {};
-      this.training = {};
-      this.averages = { round: [], time: [], consensus: [], scores: {} };
+      this.resets++;
+      this.curves = byName();
+      this.training = byName();
+      this.averages = noAverages();
       this.now = new Snapshot();
     }
     this.info = changes.info;
@@ -94,7 +106,7 @@ export class RunData {
     for (const [name, part] of Object.entries(changes.training ?? {})) {
       this.training[name] = merge(this.training[name], part);
     }
-    if (changes.averages) this.averages = changes.averages;
+    if (changes.averages) this.averages = { ...changes.averages, scores: byName(changes.averages.scores) };
     this.now.apply(changes.state, changes.edges);
   }
 

@@ -7,6 +7,7 @@ import type { RunData } from "./store";
 
 const ROW = 16;
 const LEFT = 64;
+const RIGHT = 8;
 const TOP = 24;
 const HEIGHT = 520;
 const KINDS: [string, string][] = [
@@ -155,7 +156,7 @@ export class TimelineTab implements Tab {
     context.scale(ratio, ratio);
     context.font = "11px system-ui, sans-serif";
     const colours = [...KINDS.map(([kind]) => css(`--span-${kind}`)), ""];
-    const scale = (width - LEFT - 8) / part.bins;
+    const scale = (width - LEFT - RIGHT) / part.bins;
     part.rows.forEach((row, i) => {
       const y = TOP + i * ROW;
       let x = LEFT;
@@ -171,7 +172,7 @@ export class TimelineTab implements Tab {
       context.textAlign = "right";
       context.fillText(String(part.id[i]), LEFT - 8, y + 12);
     });
-    this.drawTimes(context, part, width - LEFT - 8);
+    this.drawTimes(context, part, width - LEFT - RIGHT);
     setText(this.range, `${format.seconds(part.start)} to ${format.seconds(part.end)}`);
     this.canvas.setAttribute("aria-label", `What nodes ${part.id[0]} to ${part.id[part.id.length - 1]} did from ${format.seconds(part.start)} to ${format.seconds(part.end)}`);
   }
@@ -184,7 +185,9 @@ export class TimelineTab implements Tab {
     context.textAlign = "center";
     for (let time = Math.ceil(part.start / step) * step; time <= part.end; time += step) {
       context.fillStyle = css("--muted");
-      context.fillText(`${+time.toPrecision(6)} s`, place(time), 13);
+      const text = `${+time.toPrecision(6)} s`;
+      const half = context.measureText(text).width / 2;
+      context.fillText(text, Math.min(place(time), LEFT + width + RIGHT - half), 13);
       context.fillStyle = css("--grid");
       context.fillRect(Math.round(place(time)), TOP - 4, 1, part.rows.length * ROW + 4);
     }

@@ -13,8 +13,13 @@ export function link(name: string, ...parts: string[]): string {
   return `#/${[name, ...parts].map(encodeURIComponent).join("/")}`;
 }
 
+/** The parts of an address; none if it is malformed. */
 export function parts(hash: string): string[] {
-  return hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  try {
+    return hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  } catch {
+    return [];
+  }
 }
 
 export function setConnected(connected: boolean): void {
