@@ -50,15 +50,18 @@ class Loss:
         import torch
         from torch.func import vmap
 
-        plain = type(self._function) is torch.nn.CrossEntropyLoss and not self._is_plugin  # without options of a user
-        if not plain or self._task == "regression" or outputs.dim() != targets.dim() + 1:
+        function = self._function
+        # A plug-in may have options, such as the padding of the data, that the call below does not know.
+        if type(function) is not torch.nn.CrossEntropyLoss or self._is_plugin or self._task == "regression":
+            return vmap(self)(outputs, targets)
+        if outputs.dim() != targets.dim() + 1:
             return vmap(self)(outputs, targets)
         # vmap computes the cross-entropy in Python, and imports torch's compiler for it. Without vmap it is one call.
         losses = torch.nn.functional.cross_entropy(
             outputs.reshape(-1, outputs.shape[-1]),
             targets.reshape(-1),
             reduction="none",
-            label_smoothing=self._function.label_smoothing,
+            label_smoothing=function.label_smoothing,
         )
         return losses.view(len(outputs), -1).mean(1)
 
