@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from shoal.results.groups import group_runs, run_labels
+from shoal.results.groups import group_runs
 from shoal.results.records import RunFolder
 
 FULL, CHOCO = {"name": "full"}, {"name": "choco", "gamma": 0.5}
@@ -74,16 +74,8 @@ def test_different_versions_are_a_warning_that_names_them(made: Any) -> None:
         group_runs([new, new])
 
 
-def test_the_label_of_a_run_has_its_seed(made: Any) -> None:
-    one, two, three, four = (
-        made(seed=s, topology={"name": t}) for s, t in ((1, "ring"), (1, "full"), (2, "ring"), (1, "ring"))
-    )
-    assert run_labels([one]) == ["made"]
-    assert run_labels([one, two]) == ["topology = ring", "topology = full"]
-    assert run_labels([one, two, three]) == [
-        "seed = 1, topology = ring", "seed = 1, topology = full", "seed = 2, topology = ring",
-    ]  # fmt: skip
-    assert run_labels([one, four]) == ["made (1)", "made (2)"]
+def labels_of(folders: list[RunFolder]) -> list[str]:
+    return [group.label for group in group_runs(folders)]
 
 
 def test_labels_name_keys_that_only_some_runs_have(made: Any) -> None:
@@ -92,8 +84,8 @@ def test_labels_name_keys_that_only_some_runs_have(made: Any) -> None:
         return folder
 
     plain = run(FULL)
-    assert run_labels([plain, run(FULL, validation=0.1)]) == ["dataset.validation = none", "dataset.validation = 0.1"]
+    assert labels_of([plain, run(FULL, validation=0.1)]) == ["dataset.validation = none", "dataset.validation = 0.1"]
     images = run(FULL, name="cifar10", path="x", augmentation=[{"name": "flip"}])
-    assert run_labels([plain, images])[0] == "dataset = digits, dataset.augmentation = none", "without keys of cifar10"
-    assert run_labels([plain, run(CHOCO)]) == ["sharing = full", "sharing = choco"], "without the options of choco"
-    assert run_labels([run(CHOCO), run({**CHOCO, "every": 2})]) == ["sharing.every = none", "sharing.every = 2"]
+    assert labels_of([plain, images])[0] == "dataset = digits, dataset.augmentation = none", "without keys of cifar10"
+    assert labels_of([plain, run(CHOCO)]) == ["sharing = full", "sharing = choco"], "without the options of choco"
+    assert labels_of([run(CHOCO), run({**CHOCO, "every": 2})]) == ["sharing.every = none", "sharing.every = 2"]

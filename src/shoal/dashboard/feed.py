@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from shoal.dashboard.columns import Array, Columns, PerNode
 from shoal.dashboard.statistics import NodeStatistics
 from shoal.dashboard.tail import RecordTail
+from shoal.results.activity import FAULTS, STARTS, fault_verb
 from shoal.results.records import JOINED, REJOINED, RESUMED, Average, End, Evaluation, Event, Record, Round, RunFolder
 from shoal.results.spans import ACTIVITIES
 from shoal.types import NodeId
@@ -24,8 +24,6 @@ MAX_BATCH = 20_000
 RUNNING, ENDED, FAILED = range(3)
 """The states of a node."""
 
-_FAILS = re.compile(r"\b(crash(es)?|raises?|hangs?)( at round \d+)?$")
-_STARTS = re.compile(r"\b(restarts?|joins?)( at round \d+)?$")
 _CODES = {activity: code for code, activity in enumerate(ACTIVITIES)}
 
 
@@ -35,7 +33,8 @@ def fault_state(event: Event) -> int | None:
         return RUNNING
     if event.what != "fault":
         return None
-    return FAILED if _FAILS.search(event.detail) else RUNNING if _STARTS.search(event.detail) else None
+    verb = fault_verb(event.detail)
+    return FAILED if verb in FAULTS else RUNNING if verb in STARTS else None
 
 
 class RunFeed:

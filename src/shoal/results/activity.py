@@ -271,7 +271,7 @@ def _absences(events: Iterable[_Event | Event], lost_at: float | None, last: flo
     found: list[Times] = []
     failed_at: float | None = None
     for event in events:
-        verb = _verb(event.detail) if event.what == "fault" else ""
+        verb = fault_verb(event.detail) if event.what == "fault" else ""
         if verb in FAULTS and failed_at is None:
             failed_at = event.time
         elif verb in STARTS or event.what in (REJOINED, JOINED):
@@ -295,7 +295,7 @@ def _columns(spans: Sequence[Times]) -> tuple[Codes, Floats, Floats]:
     return np.array(codes, np.int8), np.array(flat[1::3], np.float64), np.array(flat[2::3], np.float64)
 
 
-def _verb(detail: str) -> str:
+def fault_verb(detail: str) -> str:
     """Return the verb of a fault: "node 3 crashes", "nodes 1-3 crash" or, by round, "crash at round 6"."""
     words = detail.split()
     by_round = len(words) > 1 and words[1] == "at"

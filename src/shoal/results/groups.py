@@ -58,13 +58,6 @@ def group_runs(folders: Sequence[RunFolder]) -> list[Group]:
     ]
 
 
-def run_labels(folders: Sequence[RunFolder]) -> list[str]:
-    """Return a short, unique label for each run: the keys in which their experiments differ, also the seed."""
-    experiments = [folder.read_experiment() for folder in folders]
-    names = [_experiment_name(*run) for run in zip(folders, experiments, strict=True)]
-    return _labels(_settings([dict(_flatten(table)) for table in experiments]), names)
-
-
 def one_of_each_seed(label: str, seeds: Sequence[object], runs: Sequence[T]) -> list[T]:
     """Return the last run of each seed. Repeated runs are not independent: they would make an interval too narrow."""
     found = dict(zip(seeds, runs, strict=True))

@@ -107,7 +107,7 @@ def read_curve(folder: RunFolder, y: str | None, with_bytes: bool) -> RunCurve:
 
 
 def quantities(records: RunRecords) -> tuple[str, ...]:
-    """Return the quantities of a run that can be plotted: its metrics, and those that follow from its records."""
+    """Return the quantities of a run that can be plotted: its metrics, and quantities that follow from its records."""
     metrics = sorted(records.evaluations.metrics)
     averaged = sorted({f"{AVERAGED}{name}" for average in records.averages for name in average.scores})
     found = {
@@ -119,7 +119,7 @@ def quantities(records: RunRecords) -> tuple[str, ...]:
 
 
 def unknown_quantity(name: str, known: Sequence[str], kind: str = "") -> DataError:
-    """Return the error for a quantity that was not measured, with the nearest of those that were."""
+    """Return the error for a quantity that was not measured, with the nearest quantities that were."""
     close = difflib.get_close_matches(name.lower().replace(" ", "-"), known, n=2, cutoff=0.5)
     meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     why = "; set evaluation.average = true" if name == CONSENSUS or name.startswith(AVERAGED) else ""

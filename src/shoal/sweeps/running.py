@@ -1,4 +1,4 @@
-"""The runs of a sweep in its folder: only those that are missing are started."""
+"""The runs of a sweep in its folder: only missing runs are started."""
 
 from __future__ import annotations
 
