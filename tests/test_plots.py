@@ -275,6 +275,16 @@ def test_all_kinds_of_figures_of_a_run(shoal: Callable[..., CommandResult], smal
     assert "round = 1: a figure of kind 'lines' does not have it" in rejected(shoal("plot", "small", "--round", 1))
 
 
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_the_same_runs_give_the_same_file(ending: str, shoal: Callable[..., CommandResult], tmp_path: Path) -> None:
+    seeds(tmp_path / "runs", "full", [0.2, 0.5], [0.3, 0.4])
+    names = [f"one.{ending}", f"two.{ending}"]
+    for name in names:
+        assert shoal("plot", "runs", "--out", name).code == 0
+    one, two = (Path(name).read_bytes() for name in names)
+    assert one == two
+
+
 def test_figures_in_python_are_those_of_the_command(tmp_path: Path) -> None:
     runs = [*seeds(tmp_path, "full", [0.2, 0.5], [0.3, 0.6]), write_run(tmp_path, [0.2, 0.4], "topk")]
     figure = package.plot(tmp_path, panels=["rounds", "bytes"], labels=["a", "b"])

@@ -60,6 +60,7 @@ STYLE: dict[Any, Any] = {
     "lines.markersize": 4.2,
     "pdf.fonttype": 42,  # TrueType: embedded, and text can be selected; publishers reject Type 3
     "ps.fonttype": 42,
+    "svg.hashsalt": "shoal",  # by default, the ids in a file are random
 }
 
 

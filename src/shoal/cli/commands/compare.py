@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also compare the time and the bytes until the mean score reached this value "
         "(default: the target of the experiments, if it is the same)",
     )  # fmt: skip
-    parser.add_argument("--metric", help="the metric to compare (default: accuracy, or the main metric of the task)")
+    parser.add_argument(
+        "--metric", help="the metric to compare (default: evaluation.metric, or the main metric of the task)"
+    )
     parser.add_argument(
         "--format", choices=FORMATS, help="the format of the output (default: by the ending of --out, or table)"
     )

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target", type=finite_number,
         help="show the time until the mean score reached this value (default: the target of the experiment)",
     )  # fmt: skip
-    parser.add_argument("--metric", help="the metric of the target (default: accuracy, or the main metric of the task)")
+    parser.add_argument(
+        "--metric", help="the metric of the target (default: evaluation.metric, or the main metric of the task)"
+    )
     parser.set_defaults(command=show_run)
 
 
