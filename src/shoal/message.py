@@ -22,6 +22,7 @@ import hmac
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -36,6 +37,7 @@ DTYPES = ("<f4", "<f8", "<f2", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", 
 MAX_ARRAYS = 64
 MAX_FIELDS = 64
 MAX_NAME = 64
+NAME_TOO_LONG = f"kinds and names have at most {MAX_NAME} characters"
 MAX_HEADER_BYTES = 64 * 1024
 RUN_LENGTH = 16
 """Characters of a run's identifier: a secret that all processes of the run know, and no other process."""
@@ -137,7 +139,7 @@ class Message:
     def is_finite(self) -> bool:
         """Whether its arrays of numbers hold neither infinities nor NaN. Computed once for all receivers."""
         if self._is_finite is None:
-            self._is_finite = all(_is_finite(array) for array in self.payload.arrays.values())
+            self._is_finite = all(map(_is_finite, self.payload.arrays.values()))
         return self._is_finite
 
     def frames(self) -> list[bytes | memoryview]:
@@ -195,19 +197,27 @@ def decode(frames: Sequence[bytes | memoryview], run: str | None = None) -> Mess
 def _header(message: Message) -> bytes:
     """Return the header of an outgoing message. Raises `MessageError` for what a receiver would reject."""
     payload = message.payload
-    arrays = [_Array(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]
-    for array in arrays:
-        if array.dtype not in DTYPES:
-            raise MessageError(f"array {array.name!r} has dtype {array.dtype!r}, which cannot be sent: use {DTYPES}")
+    arrays = _array_headers(tuple([(name, array.dtype.str, array.shape) for name, array in payload.arrays.items()]))
     if len(arrays) > MAX_ARRAYS or len(payload.fields) > MAX_FIELDS:
         raise MessageError(f"a payload has at most {MAX_ARRAYS} arrays and {MAX_FIELDS} fields")
-    if any(len(name) > MAX_NAME for name in (message.kind, *payload.arrays, *payload.fields)):
-        raise MessageError(f"kinds and names have at most {MAX_NAME} characters")
+    if any(len(name) > MAX_NAME for name in (message.kind, *payload.fields)):
+        raise MessageError(NAME_TOO_LONG)
     items = [WIRE_VERSION, message.run, message.sender, message.kind, message.round, dict(payload.fields), arrays]
     header = _encoder.encode(items if not message.incarnation else [*items, message.incarnation])
     if len(header) > MAX_HEADER_BYTES:
         raise MessageError(f"the fields take {len(header)} bytes, expected at most {MAX_HEADER_BYTES}; use an array")
     return header
+
+
+@lru_cache(maxsize=1024)
+def _array_headers(arrays: tuple[tuple[str, str, tuple[int, ...]], ...]) -> list[_Array]:
+    """Return the headers of arrays with these names, dtypes and shapes, which are the same in most messages."""
+    for name, dtype, _ in arrays:
+        if dtype not in DTYPES:
+            raise MessageError(f"array {name!r} has dtype {dtype!r}, which cannot be sent: use {DTYPES}")
+        if len(name) > MAX_NAME:
+            raise MessageError(NAME_TOO_LONG)
+    return [_Array(*array) for array in arrays]
 
 
 def framed(size: int) -> int:

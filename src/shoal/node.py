@@ -163,7 +163,7 @@ class Node:
 
     @params.setter
     def params(self, params: Params) -> None:
-        if hasattr(params, "__await__"):
+        if type(params) is not np.ndarray and hasattr(params, "__await__"):
             raise NodeError(f"node {self.id}: params is a {type(params).__name__}; write 'await' before the call")
         if params.shape != self._params.shape or params.dtype != np.float32:
             raise NodeError(

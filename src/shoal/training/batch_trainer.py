@@ -45,7 +45,7 @@ class BatchTrainer(ABC):
         return len(self._part)
 
     def steps(self, steps: int | None) -> int:
-        return self.training.steps(len(self._part)) if steps is None else steps
+        return self.training.steps(self._part) if steps is None else steps
 
     def train(self, params: Params, steps: int | None = None) -> Trained:
         require_samples(len(self._part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -66,8 +67,8 @@ class Training:
         """The learning rate that the optimizer uses."""
         return float(self.options.get("lr", self.lr))
 
-    def steps(self, samples: int) -> int:
-        """Return the number of batches in a round of a node that holds `samples` samples."""
+    def steps(self, samples: Sized) -> int:
+        """Return the number of batches in a round of a node that holds `samples`."""
         if self.local_epochs is None:
             return self.local_steps
-        return math.ceil(self.local_epochs * samples / self.batch_size)
+        return math.ceil(self.local_epochs * len(samples) / self.batch_size)

@@ -58,7 +58,7 @@ class TorchTrainer:
         return len(self.data)
 
     def steps(self, steps: int | None) -> int:
-        return self.learner.training.steps(len(self.data)) if steps is None else steps
+        return self.learner.training.steps(self.data) if steps is None else steps
 
     def train(self, params: Params, steps: int | None = None) -> Trained:
         started = time.thread_time()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 from shoal.engines.rejoining import REJOIN_KINDS
-from shoal.engines.simulation.compute import Executor, SequentialExecutor
+from shoal.engines.simulation.compute import Executor, SequentialExecutor, WorkItem
 from shoal.engines.simulation.kernel import Kernel, Task, Timer, park
 from shoal.environment.network.model import Delivery, EnvironmentEvent, NetworkModel
 from shoal.errors import DeadlockError
@@ -21,7 +20,6 @@ from shoal.runtime import Work
 from shoal.types import NodeId
 
 R = TypeVar("R")
-_NOTHING: Any = object()
 
 
 class World:
@@ -39,7 +37,7 @@ class World:
         has_timed_events: bool = False,
         after_computing: Callable[[], object] = lambda: None,
     ) -> None:
-        """`after_computing` is called after each batch of work."""
+        """`after_computing` is called when work has been computed."""
         self.kernel = Kernel()
         self.training_node_count = nodes if training_node_count is None else training_node_count
         """The number of training nodes. Nodes with this id or a higher one are service nodes (a server or a peer
@@ -50,36 +48,17 @@ class World:
         self.executor: Executor = executor or SequentialExecutor()
         self._after_computing = after_computing
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
-        self._pending: dict[_Slot, None] = {}
         self._advance_scheduled = False
         self._due = math.inf
         """When the network model is advanced next."""
 
-    def submit(self, slot: _Slot) -> None:
-        self._pending[slot] = None
-
-    def forget(self, slot: _Slot) -> None:
-        self._pending.pop(slot, None)
-
-    def compute(self, slot: _Slot) -> None:
-        """Compute the work of `slot`, in one batch with other submitted work that has no result yet.
-
-        The batch has at most `executor.max_batch` items. Other work may be computed before its end in virtual time,
-        because no event until then can change its result.
-        """
-        del self._pending[slot]
-        chosen = [slot, *islice(self._pending, self.executor.max_batch - 1)]
-        for other in chosen[1:]:
-            del self._pending[other]
-        for done, result in zip(chosen, self._run([s.work for s in chosen]), strict=True):
-            done.result = result
+    def finish(self, item: WorkItem) -> None:
+        """Compute until a submitted item has its result."""
+        self.executor.finish(item)
+        self._after_computing()
 
     def compute_all(self, works: Sequence[Work[Any]]) -> list[Any]:
-        """Compute work at once, in batches, and return the results."""
-        size = self.executor.max_batch
-        return [result for i in range(0, len(works), size) for result in self._run(works[i : i + size])]
-
-    def _run(self, works: Sequence[Work[Any]]) -> list[Any]:
+        """Compute work at once, and return the results."""
         results = self.executor.run(works)
         self._after_computing()
         return results
@@ -155,16 +134,6 @@ class World:
             self._advance(network_model)
 
 
-class _Slot:
-    """A unit of work and, once computed, its result."""
-
-    __slots__ = ("result", "work")
-
-    def __init__(self, work: Work[Any]) -> None:
-        self.work = work
-        self.result: Any = _NOTHING
-
-
 class _Computation:
     """A computation on a device that may go offline, or slow down, before it ends."""
 
@@ -209,8 +178,8 @@ class SimulatedRuntime:
         await park()
 
     async def compute(self, work: Work[R]) -> R:
-        kernel, slot = self._kernel, _Slot(work)
-        self._world.submit(slot)
+        kernel, executor, item = self._kernel, self._world.executor, WorkItem(work)
+        executor.submit(item)
         task, began = kernel.task(), kernel.now
         try:
             if self._world.has_timed_events:
@@ -219,14 +188,13 @@ class SimulatedRuntime:
                 kernel.at(began + work.seconds, task.resume)
                 await park()
         except BaseException:  # the task was ended, and its result is not needed
-            self._world.forget(slot)
+            executor.discard(item)
             raise
         finally:
             if kernel.now > began:
                 (self.activity.add if task is self._main else self.activity.interrupt)(TRAIN, began, kernel.now)
-        if slot.result is _NOTHING:
-            self._world.compute(slot)
-        result: R = slot.result
+        self._world.finish(item)
+        result: R = item.result
         return result
 
     async def send(self, to: NodeId, message: Message) -> bool:
