@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -88,6 +89,7 @@ def _serve(pipe: Connection, rows: Rows, trainers: Sequence[Trainer], stacked: b
     """Run as a worker: read commands and send replies until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the worker
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()  # a search for garbage would write to all objects of the simulation, and copy their memory
     by_node = dict(enumerate(trainers))
     try:
         while True:
