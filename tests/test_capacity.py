@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.engines.operating_system import MIB, available_memory
-from shoal.engines.processes.capacity import KeptMemory, check_capacity, kept_memory
+from shoal.engines.processes.capacity import KeptMemory, check_capacity, kept_memory, memory_warning
 from shoal.errors import LaunchError
 
 TOO_LARGE = 10**12
@@ -22,6 +22,16 @@ def test_an_error_names_training_nodes_and_service_nodes(services: int, shown: s
 
 def test_one_node_with_a_small_model_fits() -> None:
     check_capacity(1, 0, 1000)
+
+
+def test_models_of_many_neighbours_that_do_not_fit_are_reported() -> None:
+    assert memory_warning(256, 1000, 255) is None
+    fitting = int(available_memory() / (4 * 10**6))
+    assert memory_warning(1, 10**6, fitting // 2) is None
+    warning = memory_warning(10, 10**6, fitting)
+    assert warning is not None
+    assert f"with up to {fitting} neighbours" in warning
+    assert "use fewer nodes, or a topology with fewer neighbours" in warning
 
 
 def test_nodes_keep_the_memory_of_trainings_only_where_it_is_plentiful() -> None:

@@ -12,6 +12,8 @@ NODE_MIB = 14.0
 """Private and kernel memory of a node without its models (see benchmarks/processes.py)."""
 MODELS_PER_NODE = 14
 """Vectors of the model's size that a node may hold at once: its model, a gradient, messages in and out."""
+OWN_MODELS = 4
+"""Of these, the vectors of the node itself. The others are models of its neighbours."""
 SHARED_MIB = 600.0
 """Memory of the zygote and the coordinator."""
 THREADS_PER_NODE = 4
@@ -76,6 +78,22 @@ def kept_memory(nodes: int, parameters: int, training_bytes: int) -> KeptMemory:
     if needed > KEPT_SHARE * free:
         return KeptMemory()
     return KeptMemory(2 * training_bytes + MODELS_PER_NODE * parameters * 4, FREE_SHARE * free)
+
+
+def memory_warning(nodes: int, parameters: int, neighbours: int) -> str | None:
+    """Return a warning if nodes that each receive `neighbours` models in a round may need more memory than is free.
+
+    It is no error: not every algorithm receives from all neighbours of a graph, or keeps all models of a round.
+    """
+    free = available_memory() / MIB
+    needed = SHARED_MIB + nodes * (NODE_MIB + (OWN_MODELS + neighbours) * parameters * 4 / MIB)
+    if needed <= free:
+        return None
+    return (
+        f"with up to {neighbours} neighbours, a node receives as many models of {parameters:,} parameters in a round: "
+        f"{nodes} nodes may need {needed / 1024:.1f} GiB, and {free / 1024:.1f} GiB are free. If memory runs out, the "
+        "system kills nodes; use fewer nodes, or a topology with fewer neighbours"
+    )
 
 
 def check_capacity(nodes: int, services: int, parameters: int) -> None:

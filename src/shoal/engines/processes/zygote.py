@@ -26,7 +26,7 @@ from shoal.engines.operating_system import (
     resident_memory,
 )
 from shoal.engines.processes import control
-from shoal.engines.processes.capacity import KeptMemory, kept_memory
+from shoal.engines.processes.capacity import KeptMemory, kept_memory, memory_warning
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.network_process import NetworkProcess
 from shoal.engines.processes.node_process import run_node
@@ -126,6 +126,8 @@ class Zygote:
             occupy_free_blocks()
             occupy_free_chunks()
             shown = [str(warning.message) for warning in caught]
+            if (warning := _memory_warning(self._setup, request.nodes)) is not None:
+                shown.append(warning)
             hashes = (data_hash(self._setup), content_hash([self._setup.initial])) if request.compares else ("", "")
             self._report(control.Prepared(self._setup.initial.size, shown, *hashes))
 
@@ -267,6 +269,14 @@ class Zygote:
 
     def _report(self, report: control.FromZygote) -> None:
         self._pipe.send_bytes(control.encode(report))
+
+
+def _memory_warning(setup: Setup, nodes: int) -> str | None:
+    """Return a warning if the models that `nodes` nodes of this machine receive in a round need too much memory."""
+    if not setup.experiment.sharing.traits.sends_whole_models:
+        return None
+    graph = setup.mixing.graph
+    return memory_warning(nodes, setup.initial.size, max(graph.degree(node, 0) for node in range(graph.nodes)))
 
 
 def _list_problems(setup: Setup, file: int) -> int:
