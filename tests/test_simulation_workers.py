@@ -34,7 +34,7 @@ NODES = 8
 
 
 class InProcess:
-    """A worker in this process. It is ready when `ready` says so, as a busy process would be."""
+    """A worker in this process. `ready` lists the answers to whether it is ready, as if it were a busy process."""
 
     external = False
 

@@ -10,8 +10,10 @@ import pytest
 
 from conftest import SMALL, CommandResult
 from shoal.errors import ExperimentError
+from shoal.results.progress import Progress
 from shoal.sweeps.execution import Admission, cores_needed
 from shoal.sweeps.folder import find_runs
+from shoal.sweeps.messages import Advanced, Ended, Exited, FromLauncher
 from shoal.sweeps.plan import Combination, plan
 from shoal.sweeps.sweep import SweepChanges, read_sweep
 from shoal.sweeps.values import Range, describe_value, parse_search, parse_seeds, parse_values
@@ -243,6 +245,37 @@ def test_a_sweep_runs_all_combinations_and_skips_what_is_done(small: Path, shoal
     assert accepted.code == 0
     assert "used other software" in accepted.out
     assert "2 of 2 runs are done already" in accepted.out
+
+
+class Stopped:
+    """Processes of runs that are interrupted in training, and then report that they write their results."""
+
+    def __init__(self, log: Path) -> None:
+        self.reports: list[FromLauncher] = []
+
+    def __enter__(self) -> Stopped:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start(self, run: int, *_: object) -> None:
+        training = Progress("running", 6, 6, seconds=1.0, round=1.0, rounds=4, score=("accuracy", 0.5))
+        writing = Progress("writing", 6, 6, seconds=0.0)
+        self.reports += [Advanced(run, training), Advanced(run, writing), Ended(run, "interrupted"), Exited(run, 0, 0)]
+
+    def stop(self, runs: list[int]) -> None: ...
+
+    def wait(self, seconds: float) -> list[FromLauncher]:
+        reports, self.reports = self.reports, []
+        return reports
+
+
+def test_the_estimate_uses_the_time_of_the_training_although_results_are_written_later(
+    small: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.sweeps.estimate.RunProcesses", Stopped)
+    done = shoal("sweep", small, "--seeds", "1-3", "--jobs", "1", "--dry-run")
+    assert "estimated time: 12" in done.out  # 3 runs of 4 rounds, each a second
 
 
 # Cores

@@ -81,8 +81,8 @@ class _Quiet:
 
 
 def _is_enough(run: RunState) -> bool:
-    progress = run.progress
-    if progress is None or progress.phase != "running":
+    progress = run.training
+    if progress is None:
         return False
     if progress.round >= 1 and (progress.score is not None or progress.seconds >= CALIBRATION_SECONDS):
         return True
@@ -93,7 +93,7 @@ def _total_seconds(run: RunState) -> float | None:
     """Return the time of the whole run; None if it showed no speed."""
     if run.has_ended:
         return run.seconds
-    progress = run.progress
+    progress = run.training
     if run.status != "interrupted" or progress is None or run.startup is None or not progress.done:
         return None
     return run.startup + progress.seconds / progress.done

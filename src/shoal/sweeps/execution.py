@@ -35,6 +35,8 @@ class RunState:
     started: float
     """When the run began to load its data, on the monotonic clock."""
     progress: Progress | None = None
+    training: Progress | None = None
+    """The latest progress of the training. When results are written, `progress` is about that."""
     startup: float | None = None
     """Seconds until its nodes began to train; None before that."""
     seconds: float | None = None
@@ -97,7 +99,7 @@ def cores_needed(experiment: Experiment) -> int | None:
     """Return the cores that a run uses; None for all cores. Such a run has the machine for itself."""
     if experiment.engine == "processes" or experiment.simulation.batching == "ray":
         return None
-    return experiment.simulation.workers if experiment.simulation.batching in ("auto", "pool") else 1
+    return 1 if experiment.simulation.batching == "off" else experiment.simulation.workers
 
 
 class Admission:
@@ -194,8 +196,10 @@ class Execution:
         if run.progress is None:
             run.started = now  # not the time of the first import of torch
         run.progress = report.progress
-        if run.startup is None and report.progress.phase == "running":
-            run.startup = max(0.0, now - run.started - report.progress.seconds)
+        if report.progress.phase == "running":
+            run.training = report.progress
+            if run.startup is None:
+                run.startup = max(0.0, now - run.started - report.progress.seconds)
         if self._is_enough is not None and report.run not in self._stopped and self._is_enough(run):
             self._stopped.add(report.run)
             self._processes.stop([report.run])
