@@ -117,10 +117,15 @@ def new_figure(columns: Columns, height: float) -> Figure:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the ending of the name. The same figure gives the same file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     path.parent.mkdir(parents=True, exist_ok=True)
     with styled():
-        figure.savefig(path, dpi=DPI, metadata=undated.get(path.suffix))
+        if path.suffix in undated:
+            figure.savefig(path, dpi=DPI, metadata=undated[path.suffix])
+        else:
+            FigureCanvasAgg(figure).print_png(path)  # `savefig` draws a figure twice: the first time for its layout
 
 
 def plain_text(text: str) -> str:
