@@ -274,8 +274,8 @@ def _small_records(
     table: pa.Table, rows: Integers, first: int, record_type: type[AnyRecord], columns: Mapping[str, str]
 ) -> Iterator[tuple[int, NodeId, AnyRecord]]:
     """Yield the rows, nodes and records of a kind of which there are few."""
-    names = [name for name in record_type.__struct_fields__ if name in table.column_names]
-    scores = columns if record_type is Average else {}
+    names: list[str] = [name for name in record_type.__struct_fields__ if name in table.column_names]
+    scores: Mapping[str, str] = columns if record_type is Average else {}
     wanted = table.select(list(dict.fromkeys(["node", *names, *scores.values()])))
     indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
     for number, row in zip(rows.tolist(), wanted.take(indices).to_pylist(), strict=True):
