@@ -2,8 +2,8 @@
 
     python benchmarks/results.py
 
-The run has 1,024 nodes and 1,000 rounds: a million `round` records, and an evaluation of every node every 10 rounds.
-Its records are written with the functions that nodes use. Each command is the best of three.
+The run has 1,024 nodes and 1,000 rounds: a million `round` records with three spans each, and an evaluation of every
+node every 10 rounds. Its records are written with the functions that nodes use. Each command is the best of three.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import tomli_w
@@ -23,7 +24,7 @@ from measuring import Figure, show
 from shoal.results.frames import read_lines
 from shoal.results.metrics_file import write_metrics
 from shoal.results.progress import Outcome
-from shoal.results.records import Average, End, Evaluation, RecordFile, Round, RunFolder, encode
+from shoal.results.records import Average, End, Evaluation, Record, RecordFile, Round, RunFolder, encode
 from shoal.results.summary import summarize
 
 NODES, ROUNDS, EVERY = 1024, 1000, 10
@@ -35,19 +36,27 @@ def write_run(root: Path) -> RunFolder:
     table = {"name": "large", "nodes": NODES, "seed": 1, "engine": "simulation", "evaluation": {"target": 0.6}}
     folder.experiment.write_text(tomli_w.dumps(table))
     for node in range(NODES):
-        lines = []
-        for r in range(ROUNDS):
-            now, draw = 1.37 * (r + 1) + random_numbers.random(), random_numbers.random()
-            lines.append(encode(Round(r, now, draw, 359_336 * 5 * (r + 1), 5 * (r + 1))))
-            if (r + 1) % EVERY == 0:
-                lines.append(encode(Evaluation(r, now, {"accuracy": 0.9 * r / ROUNDS + 0.1 * draw, "loss": draw})))
-        lines.append(encode(End(1.37 * ROUNDS + 2, f"{node:064x}", 359_336 * 5 * ROUNDS, 5 * ROUNDS, 0, 0)))
-        _write(folder.node(node), lines)
+        _write(folder.node(node), [encode(record) for record in _records(node, random_numbers)])
     averages = (
         Average(r, 1.37 * r, NODES, 0.1, {"accuracy": 0.5, "loss": 1.0}) for r in range(EVERY - 1, ROUNDS, EVERY)
     )
     _write(folder.averages, [encode(average) for average in averages])
     return folder
+
+
+def _records(node: int, random_numbers: random.Random) -> Iterator[Record]:
+    before = 0.0
+    for r in range(ROUNDS):
+        now, draw = 1.37 * (r + 1) + random_numbers.random(), random_numbers.random()
+        trained = before + 0.8 * draw * (now - before)
+        sent = trained + 0.1 * (now - before)
+        spans = [("train", before, trained), ("send", trained, sent), ("wait", sent, now)]
+        sent_to = None if r else sorted((node + step) % NODES for step in range(1, 6))
+        yield Round(r, now, draw, 359_336 * 5 * (r + 1), 5 * (r + 1), sent_to, spans)
+        if (r + 1) % EVERY == 0:
+            yield Evaluation(r, now, {"accuracy": 0.9 * r / ROUNDS + 0.1 * draw, "loss": draw})
+        before = now
+    yield End(1.37 * ROUNDS + 2, f"{node:064x}", 359_336 * 5 * ROUNDS, 5 * ROUNDS, 0, 0)
 
 
 def _write(path: Path, lines: list[bytes]) -> None:
@@ -97,17 +106,8 @@ def main() -> None:
         add("shoal show --target 0.7", "show", folder.path, "--target", "0.7")
         add("shoal compare --target 0.7", "compare", folder.path, "--target", "0.7")
         picture = Path(root) / "picture.png"
-        add("shoal plot", "plot", folder.path, "--out", picture)
-        add(
-            "shoal plot --panels rounds,time,bytes",
-            "plot",
-            folder.path,
-            "--panels",
-            "rounds,time,bytes",
-            "--out",
-            picture,
-        )
-        add("shoal plot --kind heatmap", "plot", folder.path, "--kind", "heatmap", "--out", picture)
+        for options in ("", " --panels rounds,time,bytes", " --kind heatmap", " --kind timeline"):
+            add(f"shoal plot{options}", "plot", folder.path, *options.split(), "--out", picture)
     show(f"Results of a run of {NODES} nodes and {ROUNDS} rounds", figures)
 
 

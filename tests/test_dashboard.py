@@ -15,7 +15,7 @@ from shoal.dashboard.layout import positions
 from shoal.dashboard.runs import Runs
 from shoal.dashboard.statistics import MAX_POINTS
 from shoal.dashboard.views import LEGEND, changes, state_at, timeline
-from shoal.results.records import Evaluation, RunFolder, encode
+from shoal.results.records import Average, Evaluation, RunFolder, encode
 from shoal.results.timing import curve
 
 
@@ -89,11 +89,19 @@ def test_curves_by_ticks_are_those_of_the_results(tmp_path: Path) -> None:
         records = [Evaluation(2 * tick, 4.0 * tick, {"accuracy": 0.1 * tick + 0.01 * node}, tick) for tick in ticks]
         with run.folder.node(node).open("ab") as file:
             file.write(b"".join(encode(record) + b"\n" for record in records))
+    # Averages are evaluated in parallel. Their round is the number of the tick.
+    averages = [Average(tick, 4.0 * tick, 3, 1 / tick, {"accuracy": 0.1 * tick}, tick) for tick in (2, 1, 3)]
+    run.folder.averages.write_bytes(b"".join(encode(average) + b"\n" for average in averages))
     feed = read(run.folder)
     feed.end({})
-    expected, found = curve(run.folder), changes(feed, 0, False)["curves"]["accuracy"]
-    assert np.allclose(found["mean"], expected.means)
-    assert np.allclose(found["round"], expected.rounds)
+    expected, found = curve(run.folder), changes(feed, 0, False)
+    accuracy, averaged = found["curves"]["accuracy"], found["averages"]
+    assert np.allclose(accuracy["mean"], expected.means)
+    assert np.allclose(accuracy["round"], expected.rounds)
+    assert averaged["moment"] == accuracy["moment"] == [1, 2, 3]
+    assert averaged["round"] == accuracy["round"]
+    assert averaged["time"] == [4.0, 8.0, 12.0]
+    assert averaged["scores"]["accuracy"] == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_reading_in_parts_gives_the_same_as_reading_at_once(tmp_path: Path) -> None:

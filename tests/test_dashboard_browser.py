@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,11 @@ def site(page: playwright.Page, root: Path) -> Iterator[str]:
 
 def run_url(url: str, folder: str, tab: str, seed: int = 1) -> str:
     return f"{url}/#/run/{folder}%2F2026010{seed}-120000-abcdef/{tab}"
+
+
+def created(seed: int) -> int:
+    """When the run with this seed was created, in seconds since 1970."""
+    return int(time.mktime(time.strptime(f"2026010{seed}", "%Y%m%d")))
 
 
 def tile(page: playwright.Page, name: str) -> playwright.Locator:
@@ -327,10 +333,25 @@ def test_answers_that_fail_are_asked_for_again(page: playwright.Page, runs: Path
         playwright.expect(page.locator(".counts")).to_contain_text("12 nodes")
         playwright.expect(page.locator(".graph .empty").first).to_be_hidden()
         failing["times"] = 1
-        page.goto(f"{url}/#/latest")
+        page.goto(f"{url}/#/started/{created(3)}")
         playwright.expect(page.locator("#connection")).to_contain_text("Not connected")
         WrittenRun(runs / "c", "third", seed=3).advance(2)
         playwright.expect(page.locator("h1")).to_have_text("third")
+
+
+def test_the_page_beside_a_run_shows_this_run(page: playwright.Page, tmp_path: Path) -> None:
+    WrittenRun(tmp_path / "a", "earlier").advance(2)
+    with site(page, tmp_path) as url:
+        address = f"{url}/#/started/{created(2)}"
+        page.goto(address)
+        playwright.expect(page.locator("main")).to_contain_text("Waiting for the run to start")
+        page.wait_for_timeout(1500)
+        WrittenRun(tmp_path / "b", "this run", seed=2).advance(2)
+        playwright.expect(page.locator("h1")).to_have_text("this run")
+        page.goto("about:blank")
+        WrittenRun(tmp_path / "c", "later", seed=3).advance(2)
+        page.goto(address)
+        playwright.expect(page.locator("h1")).to_have_text("this run")
 
 
 def test_the_times_of_the_timeline_are_not_cut_off(page: playwright.Page, tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_watch_shows_the_run_until_ctrl_c_and_leaves_no_process(
     ended = read_url(process, "the run has ended")
     [run] = CLIENT.get(f"{url.split('#')[0]}api/runs").json()
     assert (run["name"], run["status"]) == ("watched", "completed")
+    assert 0 <= run["created"] - int(url.rpartition("#/started/")[2]) < 60, "the page waits for this run"
     assert ended.endswith(run["id"].replace("/", "%2F"))
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0

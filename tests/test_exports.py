@@ -188,6 +188,22 @@ def test_a_second_export_to_tensorboard_is_rejected(
     assert shoal("export", finished.path, "--to", "tensorboard", "--out", "other").code == 0
 
 
+def test_a_run_that_cannot_be_exported_does_not_stop_the_others(
+    shoal: Callable[..., Any], finished: RunFolder, copy: RunFolder, tmp_path: Path
+) -> None:
+    other = RunFolder(copy.path.rename(copy.path.with_name("other")))
+    damaged = RunFolder(tmp_path / "copies" / "quick" / "damaged")
+    shutil.copytree(other.path, damaged.path)
+    damaged.node(1).write_text("damaged\n")
+    assert shoal("export", finished.path, "--to", "tensorboard").code == 0
+    result = shoal("export", finished.path, damaged.path, other.path, "--to", "tensorboard")
+    assert result.code == 2
+    assert f"quick/{finished.path.name} already has an export of this run" in result.err
+    assert "damaged/nodes/1.jsonl, line 1 is damaged" in result.err
+    assert f"{other.path}: exports/tensorboard/quick/other" in result.out
+    assert "train_loss" in tags(tmp_path / "exports" / "tensorboard" / "quick" / "other")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -14,6 +14,7 @@ import shoal
 from conftest import CommandResult
 from shoal.errors import NodeError
 from shoal.experiment import Experiment
+from shoal.results.activity import read_edges
 from shoal.results.metrics_file import write_metrics
 from shoal.results.progress import Outcome
 from shoal.results.record_writer import RecordWriter
@@ -43,6 +44,36 @@ COUNTING = textwrap.dedent(
                     await node.sleep(0.01)
                 if self.events and r % 2:
                     node.record_event("odd", f"round {r}")
+                if r == 12_000 and Path("fails").exists():
+                    raise ValueError("at this round")
+    '''
+)
+
+
+TURNING = textwrap.dedent(
+    '''
+    """Many rounds without training. Every node sends to the next node and, from a round on, to the previous one."""
+
+    from dataclasses import dataclass
+    from pathlib import Path
+
+    import numpy as np
+
+    from shoal.message import Payload
+
+
+    @dataclass(frozen=True)
+    class Turning:
+        rounds: int
+        turn: int
+
+        async def run(self, node):
+            async for r in node.rounds(self.rounds):
+                to = (node.id + (1 if r < self.turn else 2)) % 3
+                await node.send([to], Payload({"part": np.zeros(1, np.float32)}), round=r)
+                node.receive_available()
+                if r % 1000 == 0:
+                    await node.sleep(0.01)
                 if r == 12_000 and Path("fails").exists():
                     raise ValueError("at this round")
     '''
@@ -155,6 +186,24 @@ def test_a_resumed_long_run_has_the_records_of_an_uninterrupted_one(
     assert resumed.summary["digest"] == whole.summary["digest"]
     for node in range(2):
         assert rounds_of(list(resumed.folder.read(node))) == rounds_of(list(whole.folder.read(node)))
+
+
+def test_a_run_resumed_from_a_round_that_was_left_out_has_the_receivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = 11_003
+    (tmp_path / "turning.py").write_text(TURNING)
+    algorithm = {"name": "turning.py:Turning", "rounds": ROUNDS, "turn": saved - 1}
+    experiment = counting(tmp_path, nodes=3, algorithm=algorithm, checkpoint={"every": saved + 1})
+    (tmp_path / "fails").touch()
+    with pytest.raises(NodeError, match="at this round"):
+        experiment.run(tmp_path / "failed")
+    (tmp_path / "fails").unlink()
+    resumed = shoal.resume(tmp_path / "failed")
+    edges = read_edges(resumed.folder)
+    assert edges.at_round(saved - 4).tolist() == [[0, 1], [1, 2], [2, 0]]
+    assert edges.at_round(ROUNDS).tolist() == [[0, 2], [1, 0], [2, 1]]
 
 
 def test_metrics_of_many_records_are_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

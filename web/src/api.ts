@@ -38,7 +38,9 @@ export interface Edges {
 }
 
 export interface Averages {
-  round: number[];
+  /** The number of the round or, in a run that is evaluated by time, of the evaluation. */
+  moment: number[];
+  round: Numbers;
   time: Numbers;
   consensus: Numbers;
   scores: Record<string, Numbers>;
@@ -52,7 +54,6 @@ export interface RunChanges {
   duration: number;
   nodes: number;
   damaged: number;
-  by_ticks: boolean;
   metric: string | null;
   has_edges: boolean;
   has_spans: boolean;

@@ -74,12 +74,11 @@ export class CurvesTab implements Tab {
 
   /** The scores of the averaged model at the points of a curve. */
   private averageAt(curve: Curve): (number | null)[] | null {
-    const { round, scores } = this.run.averages;
+    const { moment, scores } = this.run.averages;
     const values = scores[this.metric];
     if (!values) return null;
-    if (this.run.byTicks) return curve.mean!.map((_, i) => values[i] ?? null);
-    const byRound = new Map(round.map((number, i) => [number, values[i] ?? null]));
-    return curve.round!.map((number) => byRound.get(number!) ?? null);
+    const byMoment = new Map(moment.map((number, i) => [number, values[i] ?? null]));
+    return curve.moment!.map((number) => byMoment.get(number!) ?? null);
   }
 
   private showTotals(chart: Chart, curve: Curve | undefined, show: (value: number | null) => string): void {

@@ -19,8 +19,8 @@ function route(): void {
       ? runView(main, rest[0], rest[1] ?? "curves")
       : name === "compare"
         ? compareView(main, rest)
-        : name === "latest"
-          ? latestView()
+        : name === "started"
+          ? startedView(Number(rest[0]))
           : runsView(main);
   document.title = `${view.title} – Shoal`;
   for (const item of document.querySelectorAll<HTMLElement>("[data-nav]")) {
@@ -29,17 +29,16 @@ function route(): void {
   }
 }
 
-/** Wait for the run that was started last, and show it. `shoal run --watch` opens this address. */
-function latestView(): View {
-  const opened = Date.now() / 1000 - 60;
+/** Wait for the first run that is created from a time on, in seconds since 1970, and show it. `shoal run --watch` prints this address. */
+function startedView(time: number): View {
   replace(main, h("p", { class: "empty", role: "status" }, "Waiting for the run to start… ", h("a", { href: "#/" }, "Show all runs")));
   let isOpen = true;
   const look = async () => {
     const runs = await get<RunInfo[]>("runs").catch(() => null);
     if (!isOpen) return;
     setConnected(runs !== null);
-    const latest = runs?.find((run) => run.status === "running" || run.created >= opened);
-    if (latest) location.replace(link("run", latest.id));
+    const started = runs?.filter((run) => run.created >= time).at(-1); // the newest run is the first
+    if (started) location.replace(link("run", started.id));
     else timer = window.setTimeout(look, runs ? 500 : 2000);
   };
   let timer = window.setTimeout(look, 500);

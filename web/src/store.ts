@@ -21,7 +21,7 @@ export function byName<T>(entries: Record<string, T> = {}): Record<string, T> {
 }
 
 function noAverages(): Averages {
-  return { round: [], time: [], consensus: [], scores: byName() };
+  return { moment: [], round: [], time: [], consensus: [], scores: byName() };
 }
 
 /** The state of all nodes at one time: now, or a time of the past. */
@@ -76,7 +76,6 @@ export class RunData {
   nodeCount = 0;
   damaged = 0;
   metric: string | null = null;
-  byTicks = false;
   hasEdges = false;
   hasSpans = false;
   curves = byName<Curve>();
@@ -98,7 +97,6 @@ export class RunData {
     this.duration = changes.duration;
     this.nodeCount = changes.nodes;
     this.damaged = changes.damaged;
-    this.byTicks = changes.by_ticks;
     this.hasEdges = changes.has_edges;
     this.hasSpans = changes.has_spans;
     this.metric = changes.metric;

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,11 +22,13 @@ PROGRAM = "from shoal.cli.watching import serve_beside; serve_beside()"
 class Watching:
     """The process that serves the page. It ends with this process, however this process ends."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, resumed: RunFolder | None = None) -> None:
+        """Serve the runs in `root`. The page shows `resumed`, or else the run that starts next."""
         require_libraries()
         root.mkdir(parents=True, exist_ok=True)
         address = bind(DEFAULT_HOST, None)
         self._root, self._url = root.resolve(), address.url
+        self.url = self._run_url(resumed) if resumed is not None else f"{self._url}#/started/{int(time.time())}"
         with address.socket as listener:
             descriptor = listener.fileno()
             self._process = subprocess.Popen(
@@ -34,11 +37,6 @@ class Watching:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches the run first
             )
-
-    @property
-    def url(self) -> str:
-        """The page that waits for the run that starts."""
-        return f"{self._url}#/latest"
 
     def __enter__(self) -> Watching:
         return self
@@ -56,10 +54,13 @@ class Watching:
         if (code := self._process.poll()) is not None:
             print_line(f"the page has ended with exit code {code}; 'shoal serve {self._root}' shows the run")
             return
-        id = quote(run.path.resolve().relative_to(self._root).as_posix(), safe="")
-        print_line(f"the run has ended; its page stays until Ctrl-C: {self._url}#/run/{id}")
+        print_line(f"the run has ended; its page stays until Ctrl-C: {self._run_url(run)}")
         with contextlib.suppress(KeyboardInterrupt):
             self._process.wait()
+
+    def _run_url(self, run: RunFolder) -> str:
+        id = quote(run.path.resolve().relative_to(self._root).as_posix(), safe="")
+        return f"{self._url}#/run/{id}"
 
 
 def serve_beside() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.dashboard.columns import Array
+from shoal.dashboard.columns import Array, Columns
 from shoal.dashboard.feed import ENDED, FAILED, RunFeed
 from shoal.dashboard.statistics import NodeStatistics
 from shoal.results.progress import main_metric
@@ -37,7 +39,6 @@ def changes(feed: RunFeed, since: int, with_nodes: bool) -> dict[str, Any]:
         "duration": feed.duration,
         "nodes": len(feed.ids),
         "damaged": feed.tail.damaged,
-        "by_ticks": feed.by_ticks,
         "metric": main_metric(feed.curves),
         "has_edges": feed.sends.size > 0,
         "has_spans": feed.spans.size > 0,
@@ -50,7 +51,7 @@ def changes(feed: RunFeed, since: int, with_nodes: bool) -> dict[str, Any]:
     training = {name: part for name, c in feed.training.items() if (part := _curve(c, since)) is not None}
     if training:
         found["training"] = training
-    if feed.averages_version > since:
+    if feed.averages and max(feed.averages_version, feed.tick_rounds.versions.max(initial=0)) > since:
         found["averages"] = _averages(feed)
     if with_nodes:
         found |= _nodes(feed, since)
@@ -67,6 +68,7 @@ def _curve(curve: NodeStatistics, since: int, rounds: NodeStatistics | None = No
     return {
         "size": len(curve.moments),
         "rows": rows.tolist(),
+        "moment": curve.moments[rows].tolist(),
         "round": numbers(finished[rows]),
         "time": numbers(np.maximum.accumulate(curve.times)[rows]),
         **{name: numbers(values[rows]) for name, values in curve.statistics.items()},
@@ -74,14 +76,20 @@ def _curve(curve: NodeStatistics, since: int, rounds: NodeStatistics | None = No
 
 
 def _averages(feed: RunFeed) -> dict[str, Any]:
-    """Return all evaluations of the averaged model: there are few."""
-    names = dict.fromkeys(name for record in feed.averages for name in record.scores)
+    """Return all evaluations of the averaged model, in order: there are few."""
+    averages = sorted(feed.averages, key=lambda average: average.moment)
+    moments = np.array([average.moment for average in averages], np.float64)
+    finished = moments + 1.0
+    if feed.by_ticks:  # as in the curves of the nodes: the mean of their rounds
+        finished = np.interp(moments, feed.tick_rounds.moments, feed.tick_rounds.statistics["mean"])
+    names = dict.fromkeys(name for average in averages for name in average.scores)
     return {
-        "round": [record.round + 1 for record in feed.averages],
-        "time": numbers(np.array([record.time for record in feed.averages])),
-        "consensus": numbers(np.array([record.consensus_distance for record in feed.averages])),
+        "moment": moments.tolist(),
+        "round": numbers(finished),
+        "time": numbers(np.maximum.accumulate([average.time for average in averages])),
+        "consensus": numbers(np.array([average.consensus_distance for average in averages])),
         "scores": {
-            name: numbers(np.array([record.scores.get(name, np.nan) for record in feed.averages])) for name in names
+            name: numbers(np.array([average.scores.get(name, np.nan) for average in averages])) for name in names
         },
     }
 
@@ -156,7 +164,8 @@ def timeline(feed: RunFeed, first: int, count: int, start: float, end: float, bi
     """
     indices = _ordered(feed, order)[first : first + min(count, MAX_TIMELINE_NODES)]
     edges = np.linspace(start, end, min(bins, MAX_BINS) + 1)
-    rows = [_run_lengths(_activities(feed, index, edges)) for index in indices]
+    spans, states = (_rows_of(table, indices, len(feed.ids)) for table in (feed.spans, feed.states))
+    rows = [_run_lengths(_activities(feed, *own, edges)) for own in zip(spans, states, strict=True)]
     return {
         "start": start,
         "end": end,
@@ -178,10 +187,22 @@ def _ordered(feed: RunFeed, order: str) -> list[int]:
     return sorted(by_id, key=lambda index: -totals[index])
 
 
-def _activities(feed: RunFeed, index: int, edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the activity of one node in each bin."""
-    own = feed.spans["node"] == index
-    activity, starts, ends = (feed.spans[name][own] for name in ("activity", "start", "end"))
+def _rows_of(table: Columns, indices: Sequence[int], nodes: int) -> list[NDArray[np.int64]]:
+    """Return the rows of some of the nodes in a table, in order. The table is read once: it may have many rows."""
+    place = np.full(nodes, -1)
+    place[indices] = np.arange(len(indices))
+    owners = place[table["node"]]
+    rows = np.flatnonzero(owners >= 0)
+    rows = rows[np.argsort(owners[rows], kind="stable")]
+    limits = np.searchsorted(owners[rows], np.arange(len(indices) + 1))
+    return [rows[first:end] for first, end in itertools.pairwise(limits)]
+
+
+def _activities(
+    feed: RunFeed, spans: NDArray[np.int64], changes: NDArray[np.int64], edges: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Return the activity of one node in each bin. `spans` and `changes` are the rows of its spans and its states."""
+    activity, starts, ends = (feed.spans[name][spans] for name in ("activity", "start", "end"))
     width = np.diff(edges)
     shares = np.zeros((len(ACTIVITIES) + 1, len(width)))
     for code in range(len(ACTIVITIES)):
@@ -195,7 +216,6 @@ def _activities(feed: RunFeed, index: int, edges: NDArray[np.float64]) -> NDArra
     shares[IDLE] = width - shares[:IDLE].sum(axis=0)
     found = shares.argmax(axis=0)
     middles = (edges[:-1] + edges[1:]) / 2
-    changes = feed.states["node"] == index
     times, states = feed.states["time"][changes], feed.states["state"][changes]
     if len(times):
         at = np.searchsorted(times, middles, side="right") - 1

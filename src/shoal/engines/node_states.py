@@ -8,10 +8,14 @@ from shoal.mailbox import Mailbox
 from shoal.node import Node
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.state_files import read_state
+from shoal.results.thinning import ALL_ROUNDS
 
 
 def capture(node: Node, mailbox: Mailbox, round: int, **extra: Any) -> dict[str, Any]:
     """Return all that the node needs to continue after `round`. `extra` holds further parts of the engine."""
+    activity = node.runtime.activity.state()
+    if round >= ALL_ROUNDS:  # the latest record may never be written, so the next one names the receivers again
+        activity = {**activity, "recorded": None}
     return {
         "round": round,
         "node": node.state(),
@@ -19,7 +23,7 @@ def capture(node: Node, mailbox: Mailbox, round: int, **extra: Any) -> dict[str,
         "dropped": mailbox.dropped,
         "repeated": mailbox.repeated,
         "train_cpu_s": node.trainer.cpu_seconds,
-        "activity": node.runtime.activity.state(),
+        "activity": activity,
         **extra,
     }
 

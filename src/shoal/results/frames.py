@@ -246,19 +246,20 @@ class RecordColumns:
     def _add_others(self, node: NodeId, records: Mapping[int, ColumnRecord]) -> None:
         """Add records that are not rounds, by their rows."""
         first = len(self._evaluations)
-        evaluations = [(row, record) for row, record in records.items() if isinstance(record, Evaluation)]
-        for row, record in evaluations:
-            self._evaluations.append((row, node, record.round, -1 if record.tick is None else record.tick))
-            self._evaluation_times.append(record.time)
-        for name in dict.fromkeys(name for _, record in evaluations for name in record.scores):
-            at, scores = self._scores.setdefault(name, (array("q"), array("d")))
-            at.extend([i for i, (_, record) in enumerate(evaluations, first) if name in record.scores])
-            scores.extend([record.scores[name] for _, record in evaluations if name in record.scores])
-        for row, other in records.items():
-            if isinstance(other, Event):
-                self._events.append(NodeEvent(row, node, other))
-            elif isinstance(other, End):
-                self._ends.append(NodeEnd(row, node, other))
+        measured: list[dict[str, float]] = []
+        for row, record in records.items():
+            if isinstance(record, Evaluation):
+                self._evaluations.append((row, node, record.round, -1 if record.tick is None else record.tick))
+                self._evaluation_times.append(record.time)
+                measured.append(record.scores)
+            elif isinstance(record, Event):
+                self._events.append(NodeEvent(row, node, record))
+            elif isinstance(record, End):
+                self._ends.append(NodeEnd(row, node, record))
+        for name in dict.fromkeys(name for scores in measured for name in scores):
+            at, found = self._scores.setdefault(name, (array("q"), array("d")))
+            at.extend([i for i, scores in enumerate(measured, first) if name in scores])
+            found.extend([scores[name] for scores in measured if name in scores])
 
     def finish(self, averages: Sequence[Average] = (), file_sizes: Mapping[str, int] | None = None) -> RunRecords:
         """Return all records that were added."""
@@ -302,7 +303,9 @@ def read_lines(folder: RunFolder) -> RunRecords:
 def _decode_file(content: bytes, path: Path) -> Sequence[ColumnRecord]:
     """Decode all lines without an incomplete last one."""
     content = content[: content.rfind(b"\n") + 1]
-    found = None if COUNT_KEY_IN_OLD_RUNS in content else _decode_fast(content)
+    end = content.rfind(b'"kind":"end"')  # of a run of an earlier version, this record needs `decode`
+    is_old = end >= 0 and COUNT_KEY_IN_OLD_RUNS in content[end:]
+    found = None if is_old else _decode_fast(content)
     if found is None:
         found = [_only_columns(record) for record in decode_lines(content.split(b"\n")[:-1], path)]
     return found

@@ -11,19 +11,19 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from shoal.results.frames import (
     Evaluations,
+    Integers,
     NodeEnd,
     NodeEvent,
-    RecordColumns,
     Rounds,
     RunRecords,
     last_of_each,
@@ -45,7 +45,14 @@ NO_METRICS = {"node", "kind"}.union(*(kind.__struct_fields__ for kind in (Round,
 NO_COLUMNS = ("scores", "spans")
 """Fields that hold several values: scores have their own columns, `activity.py` reads spans from the records."""
 
+INTEGERS = ("row", "node", "round", "tick", "bytes_sent", "messages_sent")
+"""The columns of whole numbers, of those above."""
+RECORDS: dict[str, type[Average | Event | End]] = {"average": Average, "event": Event, "end": End}
+"""The kinds of which there are few records."""
+
 AnyRecord = TypeVar("AnyRecord", Average, Event, End)
+Values: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_]]
+"""The values of a column, and which of them are not null."""
 
 
 def write_metrics(folder: RunFolder, records: RunRecords | None = None) -> None:
@@ -170,34 +177,30 @@ def _average_table(averages: Sequence[Average], first: int, columns: Mapping[str
 
 
 def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping[str, int]) -> RunRecords:
-    known = set(file.schema_arrow.names)
-    wanted = {
-        "round": ROUND_COLUMNS,
-        "evaluation": (*EVALUATION_COLUMNS, *columns.values()),
-        "average": ("node", *Average.__struct_fields__, *columns.values()),
-        "event": ("node", *Event.__struct_fields__),
-        "end": ("node", *End.__struct_fields__),
-    }
-    parts: dict[str, list[pa.Table]] = {}
+    names = dict.fromkeys([*ROUND_COLUMNS, *EVALUATION_COLUMNS, *columns.values()])
+    known = [name for name in names if name in file.schema_arrow.names]
+    rounds, evaluations = _Numbers(ROUND_COLUMNS), _Numbers((*EVALUATION_COLUMNS, *columns.values()))
+    few: dict[str, list[tuple[int, NodeId, Any]]] = {kind: [] for kind in RECORDS}
     last_times: dict[NodeId, float] = {}
     first = 0
     for number in range(file.num_row_groups):
         table = file.read_row_group(number)
-        table = table.append_column("row", [np.arange(first, first + len(table))])
+        numbers = {name: _values(table[name]) for name in known}
+        for kind, rows in _rows_of_kinds(table):
+            if kind in RECORDS:
+                few[kind] += _small_records(table, rows, first, RECORDS[kind], columns)
+            else:
+                (rounds if kind == "round" else evaluations).add(rows, first, numbers)
+        (nodes, is_node), (times, _) = numbers["node"], numbers["time"]
+        nodes, last = last_of_each(nodes[is_node])  # the records of a node are adjacent
+        last_times.update(zip(nodes.tolist(), times[is_node][last].tolist(), strict=True))
         first += len(table)
-        last_times.update(_last_times(table))
-        for kind, names in wanted.items():
-            is_kind = pc.equal(table["kind"], kind)
-            if pc.any(is_kind).as_py():
-                part = table.select(["row", *(name for name in dict.fromkeys(names) if name in known)])
-                parts.setdefault(kind, []).append(part.filter(is_kind))
-    tables = {kind: pa.concat_tables(several) for kind, several in parts.items()}
-    averages = [record for _, _, record in _small_records(tables.get("average"), Average, columns)]
+    averages = [record for _, _, record in few["average"]]
     return RunRecords(
-        _rounds(tables.get("round")),
-        _evaluations(tables.get("evaluation"), columns),
-        [NodeEvent(*row) for row in _small_records(tables.get("event"), Event, {})],
-        [NodeEnd(*row) for row in _small_records(tables.get("end"), End, {})],
+        _rounds(rounds),
+        _evaluations(evaluations, columns),
+        [NodeEvent(*row) for row in few["event"]],
+        [NodeEnd(*row) for row in few["end"]],
         averages,
         last_times,
         first - len(averages),
@@ -205,42 +208,78 @@ def _read_table(file: pq.ParquetFile, columns: Mapping[str, str], sizes: Mapping
     )
 
 
-def _last_times(table: pa.Table) -> dict[NodeId, float]:
-    """Return the time of the last record of each node in a part of the file; the records of a node are adjacent."""
-    table = table.select(["node", "time"]).filter(pc.is_valid(table["node"]))
-    nodes, times = table["node"].to_numpy(), table["time"].to_numpy()
-    nodes, last = last_of_each(nodes)
-    return dict(zip(nodes.tolist(), times[last].tolist(), strict=True))
+def _rows_of_kinds(table: pa.Table) -> Iterator[tuple[str, Integers]]:
+    """Yield the kinds of records, and the rows of each."""
+    kinds = table["kind"].combine_chunks().dictionary_encode()
+    codes = np.from_dlpack(kinds.indices)
+    for code, kind in enumerate(kinds.dictionary.to_pylist()):
+        yield kind, np.flatnonzero(codes == code)
 
 
-def _rounds(table: pa.Table | None) -> Rounds:
-    if table is None:
-        return RecordColumns().finish().rounds
-    numbers = {name: table[name].to_numpy() for name in ("row", *ROUND_COLUMNS) if name != "loss"}
-    return Rounds(**numbers, loss=pc.fill_null(table["loss"].cast(pa.float64()), math.nan).to_numpy())
+def _values(column: pa.ChunkedArray) -> Values:
+    """Return a column of numbers: the values, and which of them are not null; a null is 0.
+
+    `to_numpy` would import pandas if it is installed, which takes longer than to read the records.
+    """
+    array = column.combine_chunks()
+    if array.type == pa.null():
+        array = array.cast(pa.float64())
+    if not array.null_count:
+        return np.from_dlpack(array), np.ones(len(array), bool)
+    valid = np.from_dlpack(array.is_valid().cast(pa.uint8())).view(bool)
+    given = np.from_dlpack(array.drop_null())
+    values = np.zeros(len(array), given.dtype)
+    values[valid] = given
+    return values, valid
 
 
-def _evaluations(table: pa.Table | None, columns: Mapping[str, str]) -> Evaluations:
-    if table is None:
-        return RecordColumns().finish().evaluations
+class _Numbers:
+    """The columns of numbers of one kind of records, from several parts of the file."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._parts: dict[str, list[Values]] = {name: [] for name in ("row", *names)}
+
+    def add(self, rows: Integers, first: int, numbers: Mapping[str, Values]) -> None:
+        """Add some rows of a part of the file that begins at the row `first`."""
+        for name, parts in self._parts.items():
+            values, valid = (rows + first, rows >= 0) if name == "row" else (a[rows] for a in numbers[name])
+            parts.append((values, valid))
+
+    def column(self, name: str) -> Values:
+        """Return the values, and which of them are not null."""
+        parts = self._parts[name]
+        no_values = np.empty(0, np.int64 if name in INTEGERS else np.float64)
+        values = np.concatenate([no_values, *(values for values, _ in parts)])
+        return values, np.concatenate([np.empty(0, bool), *(valid for _, valid in parts)])
+
+
+def _rounds(found: _Numbers) -> Rounds:
+    numbers = {name: found.column(name)[0] for name in ("row", *ROUND_COLUMNS) if name != "loss"}
+    loss, has_loss = found.column("loss")
+    return Rounds(**numbers, loss=np.where(has_loss, loss, math.nan))
+
+
+def _evaluations(found: _Numbers, columns: Mapping[str, str]) -> Evaluations:
+    numbers = {name: found.column(name)[0] for name in ("row", *EVALUATION_COLUMNS) if name != "tick"}
+    tick, has_tick = found.column("tick")
     values = {}
     for metric, column in columns.items():
-        scores = table[column].cast(pa.float64())
-        if len(at := np.flatnonzero(scores.is_valid().to_numpy())):
-            values[metric] = (at, scores.drop_null().to_numpy())
-    numbers = {name: table[name].to_numpy() for name in ("row", *EVALUATION_COLUMNS) if name != "tick"}
-    return Evaluations(**numbers, tick=pc.fill_null(table["tick"], -1).to_numpy(), values=values)
+        scores, measured = found.column(column)
+        if measured.any():
+            values[metric] = (np.flatnonzero(measured), scores[measured])
+    return Evaluations(**numbers, tick=np.where(has_tick, tick, -1), values=values)
 
 
 def _small_records(
-    table: pa.Table | None, record_type: type[AnyRecord], columns: Mapping[str, str]
+    table: pa.Table, rows: Integers, first: int, record_type: type[AnyRecord], columns: Mapping[str, str]
 ) -> Iterator[tuple[int, NodeId, AnyRecord]]:
     """Yield the rows, nodes and records of a kind of which there are few."""
-    if table is None:
-        return
     names: list[str] = [name for name in record_type.__struct_fields__ if name in table.column_names]
-    for row in table.select(["row", "node", *names, *columns.values()]).to_pylist():
+    scores: Mapping[str, str] = columns if record_type is Average else {}
+    wanted = table.select(list(dict.fromkeys(["node", *names, *scores.values()])))
+    indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
+    for number, row in zip(rows.tolist(), wanted.take(indices).to_pylist(), strict=True):
         fields = {name: row[name] for name in names}
         if record_type is Average:
-            fields["scores"] = {metric: row[at] for metric, at in columns.items() if row[at] is not None}
-        yield row["row"], row["node"], msgspec.convert(fields, record_type)
+            fields["scores"] = {metric: row[at] for metric, at in scores.items() if row[at] is not None}
+        yield first + number, row["node"], msgspec.convert(fields, record_type)

@@ -82,6 +82,11 @@ class Average(msgspec.Struct, tag="average", tag_field="kind", frozen=True, omit
     tick: int | None = None
     """As in `Evaluation`."""
 
+    @property
+    def moment(self) -> int:
+        """The number of the tick, or else of the round."""
+        return self.round if self.tick is None else self.tick
+
 
 class Event(msgspec.Struct, tag="event", tag_field="kind", frozen=True, omit_defaults=True):
     """A fault, a rejected message or another event that is not part of a normal round."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shoal.errors import DataError
 from shoal.results.frames import RunRecords, last_of_each, read_records
 from shoal.results.progress import Outcome
-from shoal.results.records import DIVERGED, Average, End, RunFolder, replacing
+from shoal.results.records import DIVERGED, End, RunFolder, replacing
 from shoal.results.statistics import fairness, statistics
 from shoal.results.timing import curve_of, split_of, target_and_best, target_of
 from shoal.types import NodeId
@@ -93,7 +93,7 @@ def _summary(
 ) -> dict[str, Any]:
     metric, target = target_of(folder)
     # Averages are evaluated in parallel: the last line need not be the last evaluation.
-    averages = sorted(records.averages, key=_moment)
+    averages = sorted(records.averages, key=lambda average: average.moment)
     average = averages[-1] if averages else None
     latest = _LatestEvaluations(records)
     end_of_node = {node: end for _, node, end in records.ends}
@@ -193,10 +193,6 @@ def _events(records: RunRecords) -> dict[str, int]:
     for _, _, event in records.events:
         found[event.what] += event.count
     return dict(found)
-
-
-def _moment(average: Average) -> int:
-    return average.round if average.tick is None else average.tick
 
 
 def _scores(values: Mapping[str, list[float]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.cli.arguments import existing_run, writing
 from shoal.cli.display import Display, console, print_line, show_warnings
-from shoal.errors import ExperimentError
+from shoal.errors import DataError, ExperimentError
 from shoal.results.exports.target import TARGETS
 from shoal.results.progress_text import ProgressRow
 from shoal.results.records import RunFolder
@@ -42,10 +42,17 @@ def export(parsed: argparse.Namespace) -> int:
         raise ExperimentError([f"it takes one run, and {len(parsed.runs)} are given"], "--follow")
     out = parsed.out or OUT / parsed.to
     screen = console()
+    problems: list[str] = []
     for folder in [existing_run(path, "export") for path in parsed.runs]:
-        with show_warnings(screen) as display:
-            place = _export(folder, parsed.to, out, _nodes(parsed.nodes, folder), parsed.follow, display)
-        print_line(f"{folder.path}: {place}", screen)
+        try:
+            with show_warnings(screen) as display:
+                place = _export(folder, parsed.to, out, _nodes(parsed.nodes, folder), parsed.follow, display)
+        except DataError as error:  # such as a run that was exported before: the others can be exported
+            problems.append(str(error))
+        else:
+            print_line(f"{folder.path}: {place}", screen)
+    if problems:
+        raise DataError("\n".join(dict.fromkeys(problems)))
     return 0
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shoal.cli.watching import Watching
     from shoal.experiment.run_results import Run
+    from shoal.results.records import RunFolder
 
 EXIT_CODES = {"completed": 0, "failed": 1, "incomplete": 3, "interrupted": 130}
 """By the status of the run."""
@@ -75,9 +76,9 @@ def run_experiment(parsed: argparse.Namespace) -> int:
             if parsed.ray is not None and experiment.engine == "simulation":
                 experiment = Experiment.from_file(parsed.file, {**overrides, "simulation.batching": "ray"})
             agents = read_plan(parsed.agents, parsed.listen, parsed.expect, parsed.key, parsed.trust)
-            page = _watch(parsed, screen, stack)
             began = process_start_time()
             earlier = unfinished_run(experiment, parsed.out, display) if parsed.resume else None
+            page = _watch(parsed, earlier, screen, stack)
             if earlier is None:
                 done = run(experiment, parsed.out, display, began, agents=agents, ray=parsed.ray)
             else:
@@ -91,13 +92,15 @@ def run_experiment(parsed: argparse.Namespace) -> int:
     return exit_code(done)
 
 
-def _watch(parsed: argparse.Namespace, screen: Console, stack: contextlib.ExitStack) -> Watching | None:
+def _watch(
+    parsed: argparse.Namespace, resumed: RunFolder | None, screen: Console, stack: contextlib.ExitStack
+) -> Watching | None:
     """Start the page beside the run if the user asks for it; `stack` ends it."""
     if not parsed.watch:
         return None
     from shoal.cli.watching import Watching
 
-    page = stack.enter_context(Watching(parsed.out))
+    page = stack.enter_context(Watching(parsed.out, resumed))
     print_line(f"watch the run: {page.url}", screen)
     return page
 

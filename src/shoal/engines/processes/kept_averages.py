@@ -38,7 +38,7 @@ class KeptAverages:
     def restore(self, resumed: Manifest) -> list[control.EvaluateAverage]:
         """Return the evaluations that were requested before the checkpoint and have no record, in order."""
         records = [record for record in self._folder.read_averages() if isinstance(record, Average)]
-        recorded = {record.round if record.tick is None else record.tick for record in records}
+        recorded = {record.moment for record in records}
         requests = []
         for path in self._path.glob("*.safetensors"):
             with contextlib.suppress(CheckpointError, TypeError):
