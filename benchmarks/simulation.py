@@ -21,8 +21,8 @@ from torch.func import functional_call, grad, vmap
 
 from measuring import EXAMPLES, Figure, bare_step, median, shoal_run, show, step
 from shoal.engines.processes.slots import usable_cores
+from shoal.engines.simulation.compute import STACK_SIZE
 from shoal.engines.simulation.engine import Simulation
-from shoal.engines.stacking import STACK_SIZE
 from shoal.experiment import Experiment
 from shoal.experiment.setup import Setup
 from shoal.results.records import RunFolder

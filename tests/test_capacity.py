@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.engines.operating_system import MIB, available_memory
+from shoal.engines.processes import capacity
 from shoal.engines.processes.capacity import KeptMemory, check_capacity, kept_memory, memory_warning
 from shoal.errors import LaunchError
 
@@ -24,14 +25,14 @@ def test_one_node_with_a_small_model_fits() -> None:
     check_capacity(1, 0, 1000)
 
 
-def test_models_of_many_neighbours_that_do_not_fit_are_reported() -> None:
+def test_models_of_many_neighbours_that_do_not_fit_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "available_memory", lambda: 8 * 2**30)
     assert memory_warning(256, 1000, 255) is None
-    fitting = int(available_memory() / (4 * 10**6))
-    assert memory_warning(1, 10**6, fitting // 2) is None
-    warning = memory_warning(10, 10**6, fitting)
+    assert memory_warning(256, 90_000, 5) is None
+    warning = memory_warning(256, 90_000, 255)
     assert warning is not None
-    assert f"with up to {fitting} neighbours" in warning
-    assert "use fewer nodes, or a topology with fewer neighbours" in warning
+    assert "a node has 255 neighbours on average" in warning
+    assert "256 nodes may need 26.3 GiB, and 8.0 GiB are free" in warning
 
 
 def test_nodes_keep_the_memory_of_trainings_only_where_it_is_plentiful() -> None:

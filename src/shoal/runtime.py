@@ -26,7 +26,7 @@ class Work(Protocol[R]):
 
     @property
     def batch_key(self) -> Hashable:
-        """Computations with equal keys may be passed to `run_batch` in one call."""
+        """Computations with equal keys may be passed to `run_batch` in one call. A new `object()` equals no other."""
         ...
 
     def run(self) -> R: ...

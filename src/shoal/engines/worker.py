@@ -16,14 +16,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.engines.stacking import run_stacked
 from shoal.results.state_files import join, split
 from shoal.state import State, Stateful
 from shoal.training.trainer import Evaluate, Train, Trainer
 from shoal.types import NodeId, Params
 
 MAX_COMMANDS = 32
-"""The most commands in one request to a worker that computes node by node."""
+"""The most commands in one request to a worker."""
 
 Rows: TypeAlias = NDArray[np.float32]
 """A matrix with one parameter vector in each row."""
@@ -51,8 +50,6 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: bytes = b""
     """The state of the trainer, from `encode_state`."""
     steps_left_out: int = 0
-    stacking: str | None = None
-    """Whether the node was computed in a stack: see `run_stacked`."""
 
 
 Replies: TypeAlias = list[Reply] | str
@@ -66,11 +63,7 @@ class Worker(Protocol):
     """Whether the operating system does not count its processor time as that of a child of this process."""
 
     def send(self, commands: Sequence[Command], params: Sequence[Params]) -> None:
-        """Send a batch of commands with their parameters. Raises RunError if the worker has ended."""
-        ...
-
-    def has_reply(self, timeout: float = 0.0) -> bool:
-        """Return whether the replies to the commands sent have arrived, at the latest after `timeout` seconds."""
+        """Send at most `MAX_COMMANDS` commands with their parameters. Raises RunError if the worker has ended."""
         ...
 
     def receive(self) -> tuple[Replies, Rows]:
@@ -103,40 +96,12 @@ def decode_state(encoded: bytes) -> State:
     return state
 
 
-def compute(
-    trainers: Mapping[NodeId, Trainer], commands: Sequence[Command], rows: Rows, stacked: bool = False
-) -> Replies:
-    """Carry out the commands, in a worker. Row i has the parameters of command i; a training replaces them.
-
-    With `stacked`, nodes are trained and evaluated together, as far as possible.
-    """
+def compute(trainers: Mapping[NodeId, Trainer], commands: Sequence[Command], rows: Rows) -> Replies:
+    """Carry out the commands, in a worker. Row i has the parameters of command i; a training replaces them."""
     try:
-        if stacked and commands[0].kind in ("train", "evaluate"):
-            return _compute_stacked(trainers, commands, rows)
         return [_compute_one(trainers[command.node], command, rows[i]) for i, command in enumerate(commands)]
     except Exception:
         return traceback.format_exc()
-
-
-def _compute_stacked(trainers: Mapping[NodeId, Trainer], commands: Sequence[Command], rows: Rows) -> Replies:
-    works = [_work(trainers[command.node], command, rows[i]) for i, command in enumerate(commands)]
-    before = [work.trainer.cpu_seconds for work in works]
-    results, reasons = run_stacked(works)
-    replies = []
-    for i, (work, result, reason) in enumerate(zip(works, results, reasons, strict=True)):
-        seconds = work.trainer.cpu_seconds - before[i]
-        if isinstance(work, Train):
-            rows[i] = result.params
-            replies.append(Reply(seconds, result.loss, steps_left_out=result.steps_left_out, stacking=reason))
-        else:
-            replies.append(Reply(seconds, scores=result, stacking=reason))
-    return replies
-
-
-def _work(trainer: Trainer, command: Command, row: Params) -> Train | Evaluate:
-    if command.kind == "train":
-        return Train(trainer, row, command.steps, command.round, command.step)
-    return Evaluate(trainer, row, command.round, command.step)
 
 
 def _compute_one(trainer: Trainer, command: Command, row: Params) -> Reply:
@@ -147,9 +112,9 @@ def _compute_one(trainer: Trainer, command: Command, row: Params) -> Reply:
             trainer.restore(decode_state(command.state))
         return Reply(0.0)
     started = time.thread_time()
-    work = _work(trainer, command, row)
-    if isinstance(work, Train):
-        trained = work.run()
+    if command.kind == "train":
+        trained = Train(trainer, row, command.steps, command.round, command.step).run()
         row[:] = trained.params
         return Reply(time.thread_time() - started, trained.loss, steps_left_out=trained.steps_left_out)
-    return Reply(time.thread_time() - started, scores=work.run())
+    scores = Evaluate(trainer, row, command.round, command.step).run()
+    return Reply(time.thread_time() - started, scores=scores)

@@ -99,7 +99,7 @@ def cores_needed(experiment: Experiment) -> int | None:
     """Return the cores that a run uses; None for all cores. Such a run has the machine for itself."""
     if experiment.engine == "processes" or experiment.simulation.batching == "ray":
         return None
-    return 1 if experiment.simulation.batching == "off" else experiment.simulation.workers
+    return experiment.simulation.workers if experiment.simulation.batching in ("auto", "pool") else 1
 
 
 class Admission:

@@ -77,9 +77,7 @@ def _experiment(sweep: Sweep, settings: Settings) -> Experiment:
     ordered = dict(sorted(overrides.items(), key=lambda item: item[0].count(".")))
     experiment = Experiment.from_table(sweep.table, ordered, base=sweep.folder, source=sweep.source)
     simulation = experiment.simulation
-    if experiment.engine != "simulation" or simulation.workers is not None:
-        return experiment
-    if simulation.batching not in ("auto", "vmap"):
+    if experiment.engine != "simulation" or simulation.batching != "auto" or simulation.workers is not None:
         return experiment
     # Several runs share the cores: each of them uses one. `off` and `pool` give the same bits.
     return dataclasses.replace(experiment, simulation=dataclasses.replace(simulation, workers=1))

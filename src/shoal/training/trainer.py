@@ -141,7 +141,7 @@ class Train(msgspec.Struct, frozen=True, gc=False):
         key = None
         if _is_batchable(type(trainer)) and knows_overrides(trainer, "train_batch", UNRELATED_TO_TRAINING):
             key = cast(BatchableTrainer, trainer).train_key(self.steps)
-        return id(trainer) if key is None else (Train, type(trainer), key)
+        return object() if key is None else (Train, type(trainer), key)
 
     def run(self) -> Trained:
         return _prepared(self).train(self.params, self.steps)
@@ -171,7 +171,7 @@ class Evaluate(msgspec.Struct, frozen=True, gc=False):
         key = None
         if _is_batchable(type(trainer)) and knows_overrides(trainer, "evaluate_batch", UNRELATED_TO_EVALUATION):
             key = cast(BatchableTrainer, trainer).evaluate_key()
-        return id(trainer) if key is None else (Evaluate, type(trainer), key)
+        return object() if key is None else (Evaluate, type(trainer), key)
 
     def run(self) -> dict[str, float]:
         return _prepared(self).evaluate(self.params)

@@ -80,8 +80,8 @@ def kept_memory(nodes: int, parameters: int, training_bytes: int) -> KeptMemory:
     return KeptMemory(2 * training_bytes + MODELS_PER_NODE * parameters * 4, FREE_SHARE * free)
 
 
-def memory_warning(nodes: int, parameters: int, neighbours: int) -> str | None:
-    """Return a warning if nodes that each receive `neighbours` models in a round may need more memory than is free.
+def memory_warning(nodes: int, parameters: int, neighbours: float) -> str | None:
+    """Return a warning if nodes with so many neighbours on average may need more memory than is free.
 
     It is no error: not every algorithm receives from all neighbours of a graph, or keeps all models of a round.
     """
@@ -90,9 +90,9 @@ def memory_warning(nodes: int, parameters: int, neighbours: int) -> str | None:
     if needed <= free:
         return None
     return (
-        f"with up to {neighbours} neighbours, a node receives as many models of {parameters:,} parameters in a round: "
-        f"{nodes} nodes may need {needed / 1024:.1f} GiB, and {free / 1024:.1f} GiB are free. If memory runs out, the "
-        "system kills nodes; use fewer nodes, or a topology with fewer neighbours"
+        f"a node has {neighbours:.3g} neighbours on average, and may receive as many models of {parameters:,} "
+        f"parameters in a round: {nodes} nodes may need {needed / 1024:.1f} GiB, and {free / 1024:.1f} GiB are free. "
+        "If memory runs out, the system kills nodes; use fewer nodes, or a topology with fewer neighbours"
     )
 
 

@@ -105,6 +105,9 @@ class Zygote:
             self._slots = Slots(experiment.processes.training_slots or request.cores)
             with warnings.catch_warnings(record=True) as caught:
                 self._setup = Setup(experiment, shared=True)
+            shown = [str(warning.message) for warning in caught]
+            if (warning := _memory_warning(self._setup, request.nodes)) is not None:
+                shown.append(warning)
             write_node_data(self._folder, self._setup.node_data())
             release_memory()  # of the setup, so that what is freed next is the memory of the training
             self._setup.warm_up()
@@ -125,9 +128,6 @@ class Zygote:
             gc.freeze()
             occupy_free_blocks()
             occupy_free_chunks()
-            shown = [str(warning.message) for warning in caught]
-            if (warning := _memory_warning(self._setup, request.nodes)) is not None:
-                shown.append(warning)
             hashes = (data_hash(self._setup), content_hash([self._setup.initial])) if request.compares else ("", "")
             self._report(control.Prepared(self._setup.initial.size, shown, *hashes))
 
@@ -276,7 +276,8 @@ def _memory_warning(setup: Setup, nodes: int) -> str | None:
     if not setup.experiment.sharing.traits.sends_whole_models:
         return None
     graph = setup.mixing.graph
-    return memory_warning(nodes, setup.initial.size, max(graph.degree(node, 0) for node in range(graph.nodes)))
+    neighbours = sum(graph.degree(node, 0) for node in range(graph.nodes)) / graph.nodes
+    return memory_warning(nodes, setup.initial.size, neighbours)
 
 
 def _list_problems(setup: Setup, file: int) -> int:

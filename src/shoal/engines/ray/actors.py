@@ -96,10 +96,6 @@ class ActorWorker:
         except self._ray.exceptions.RayError as error:
             raise self._failure(error) from error
 
-    def has_reply(self, timeout: float = 0.0) -> bool:
-        ready, _ = self._ray.wait([self._pending], timeout=timeout)
-        return bool(ready)
-
     def receive(self) -> tuple[Replies, Rows]:
         try:
             replies, rows = self._ray.get(self._pending)

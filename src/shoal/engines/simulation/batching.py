@@ -24,7 +24,6 @@ from time import perf_counter
 import msgspec
 import platformdirs
 
-from shoal.engines.stacking import STACK_SIZE
 from shoal.errors import ExperimentError
 from shoal.experiment import Batching, Experiment
 from shoal.experiment.checks import uses_accelerator
@@ -87,16 +86,6 @@ def choose_batching(experiment: Experiment, setup: Setup) -> Batching:
     pays = cores > 1 and measured.step_seconds * steps > POOL_SECONDS
     forks = not experiment.adds_data and not uses_accelerator(experiment)
     return "pool" if pays and forks else "off"
-
-
-def stacking_workers(experiment: Experiment) -> int:
-    """Return the most workers among which stacked nodes are divided: each gets full stacks.
-
-    With fewer than two, nodes are stacked in the simulation's own process.
-    """
-    if experiment.adds_data or uses_accelerator(experiment):
-        return 0  # workers would not see the samples that nodes are sent, or could not use the device
-    return experiment.nodes // STACK_SIZE
 
 
 def _stackable(experiment: Experiment, setup: Setup) -> NodeId | None:

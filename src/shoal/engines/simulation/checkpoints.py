@@ -9,8 +9,8 @@ from __future__ import annotations
 from shoal.engines.checkpoint_tracker import CheckpointTracker, RunPosition, cut_by_time
 from shoal.engines.node_states import capture, restore, restore_own
 from shoal.engines.run_tracker import RunTracker
+from shoal.engines.simulation.compute import WorkerExecutor
 from shoal.engines.simulation.recorder import Recorder
-from shoal.engines.simulation.workers import WorkerExecutor
 from shoal.engines.simulation.world import World
 from shoal.errors import StorageError
 from shoal.experiment import Experiment

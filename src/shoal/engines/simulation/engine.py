@@ -12,15 +12,14 @@ from contextlib import contextmanager
 
 from shoal.engines.operating_system import processor_seconds
 from shoal.engines.run_tracker import RunTracker
-from shoal.engines.simulation.batching import choose_batching, stacking_workers
+from shoal.engines.simulation.batching import choose_batching
 from shoal.engines.simulation.checkpoints import SimulatedCheckpoints
 from shoal.engines.simulation.clock_evaluations import ClockEvaluations
-from shoal.engines.simulation.compute import Executor, SequentialExecutor, StackedExecutor
+from shoal.engines.simulation.compute import Executor, SequentialExecutor, StackedExecutor, WorkerExecutor
 from shoal.engines.simulation.nodes import SimulatedNodes
 from shoal.engines.simulation.pool import fork_workers
 from shoal.engines.simulation.recorder import Recorder
 from shoal.engines.simulation.scheduled_events import SimulatedEvents
-from shoal.engines.simulation.workers import WorkerExecutor
 from shoal.engines.simulation.world import World
 from shoal.engines.worker import Worker
 from shoal.errors import NodeError, ShoalError
@@ -165,19 +164,17 @@ class Simulation:
 
     def _batching_used(self) -> Batching:
         """The way in which nodes were trained: all one by one, if none could be stacked."""
-        one_by_one = self.batching == "vmap" and not self._world.executor.trained_together
+        executor = self._world.executor
+        one_by_one = isinstance(executor, StackedExecutor) and not executor.trained_together
         return "off" if one_by_one else self.batching
 
     def _create_executor(self) -> Executor:
-        trainers, size = [node.trainer for node in self.nodes], self.setup.initial.size
-        workers = self._experiment.simulation.workers or os.cpu_count() or 1
+        trainers = [node.trainer for node in self.nodes]
         if self.batching == "vmap":
-            workers = min(workers, stacking_workers(self._experiment))
-            if workers < 2:
-                return StackedExecutor()
-            return WorkerExecutor(trainers, fork_workers(trainers, workers, size, stacked=True), stacked=True)
+            return StackedExecutor()
         if self.batching == "pool":
-            return WorkerExecutor(trainers, fork_workers(trainers, min(workers, self._experiment.nodes), size))
+            workers = min(self._experiment.simulation.workers or os.cpu_count() or 1, self._experiment.nodes)
+            return WorkerExecutor(trainers, fork_workers(trainers, workers, self.setup.initial.size))
         if self.batching == "ray":
             assert self._start_workers is not None, "the batching 'ray' needs workers on other machines"
             executor = WorkerExecutor(trainers, self._start_workers(self.setup))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import os
 import signal
@@ -13,7 +12,6 @@ import msgspec
 import numpy as np
 
 from shoal.engines.operating_system import exit_with_parent
-from shoal.engines.stacking import STACK_SIZE
 from shoal.engines.worker import MAX_COMMANDS, Command, Replies, Reply, Rows, compute
 from shoal.errors import RunError
 from shoal.training.trainer import Trainer
@@ -23,15 +21,12 @@ _commands = msgspec.msgpack.Decoder(list[Command])
 _replies = msgspec.msgpack.Decoder(list[Reply] | str)
 
 
-def fork_workers(trainers: Sequence[Trainer], count: int, size: int, stacked: bool = False) -> list[ForkedWorker]:
-    """Start `count` workers with all trainers; `size` is the number of parameters of the model.
-
-    With `stacked`, each of them computes nodes together.
-    """
+def fork_workers(trainers: Sequence[Trainer], count: int, size: int) -> list[ForkedWorker]:
+    """Start `count` workers with all trainers; `size` is the number of parameters of the model."""
     workers: list[ForkedWorker] = []
     try:
         for _ in range(count):
-            workers.append(ForkedWorker(trainers, size, stacked, workers))
+            workers.append(ForkedWorker(trainers, size, workers))
     except BaseException as error:
         for worker in workers:
             worker.close()
@@ -46,11 +41,9 @@ class ForkedWorker:
 
     external = False
 
-    def __init__(self, trainers: Sequence[Trainer], size: int, stacked: bool, earlier: Sequence[ForkedWorker]) -> None:
-        """`earlier` are the workers that were started before, with `stacked` as in `fork_workers`."""
-        count = STACK_SIZE if stacked else MAX_COMMANDS
-        memory = mmap.mmap(-1, max(1, count * size * 4))
-        self._rows: Rows = np.frombuffer(memory, np.float32)[: count * size].reshape(count, size)
+    def __init__(self, trainers: Sequence[Trainer], size: int, earlier: Sequence[ForkedWorker]) -> None:
+        memory = mmap.mmap(-1, max(1, MAX_COMMANDS * size * 4))
+        self._rows: Rows = np.frombuffer(memory, np.float32)[: MAX_COMMANDS * size].reshape(MAX_COMMANDS, size)
         self._pipe, theirs = Pipe()
         parent = os.getpid()
         self._pid = os.fork()
@@ -59,7 +52,7 @@ class ForkedWorker:
             self._pipe.close()
             for worker in earlier:
                 worker._pipe.close()
-            _serve(theirs, self._rows, trainers, stacked)
+            _serve(theirs, self._rows, trainers)
         theirs.close()
 
     def send(self, commands: Sequence[Command], params: Sequence[Params]) -> None:
@@ -69,9 +62,6 @@ class ForkedWorker:
             self._pipe.send_bytes(msgspec.msgpack.encode(commands))
         except OSError as error:
             raise RunError(f"a worker process of the simulation has ended: {error}") from error
-
-    def has_reply(self, timeout: float = 0.0) -> bool:
-        return self._pipe.poll(timeout)
 
     def receive(self) -> tuple[Replies, Rows]:
         try:
@@ -85,16 +75,15 @@ class ForkedWorker:
         os.waitpid(self._pid, 0)
 
 
-def _serve(pipe: Connection, rows: Rows, trainers: Sequence[Trainer], stacked: bool) -> None:
+def _serve(pipe: Connection, rows: Rows, trainers: Sequence[Trainer]) -> None:
     """Run as a worker: read commands and send replies until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the worker
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.freeze()  # a search for garbage would write to all objects of the simulation, and copy their memory
     by_node = dict(enumerate(trainers))
     try:
         while True:
             commands = _commands.decode(pipe.recv_bytes())
-            pipe.send_bytes(msgspec.msgpack.encode(compute(by_node, commands, rows, stacked)))
+            pipe.send_bytes(msgspec.msgpack.encode(compute(by_node, commands, rows)))
     except (EOFError, OSError):
         os._exit(0)
     finally:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from shoal.engines.rejoining import REJOIN_KINDS
-from shoal.engines.simulation.compute import Executor, SequentialExecutor, WorkItem
+from shoal.engines.simulation.compute import Executor, SequentialExecutor
 from shoal.engines.simulation.kernel import Kernel, Task, Timer, park
 from shoal.environment.network.model import Delivery, EnvironmentEvent, NetworkModel
 from shoal.errors import DeadlockError
@@ -20,6 +21,7 @@ from shoal.runtime import Work
 from shoal.types import NodeId
 
 R = TypeVar("R")
+_NOTHING: Any = object()
 
 
 class World:
@@ -37,7 +39,7 @@ class World:
         has_timed_events: bool = False,
         after_computing: Callable[[], object] = lambda: None,
     ) -> None:
-        """`after_computing` is called when work has been computed."""
+        """`after_computing` is called after each batch of work."""
         self.kernel = Kernel()
         self.training_node_count = nodes if training_node_count is None else training_node_count
         """The number of training nodes. Nodes with this id or a higher one are service nodes (a server or a peer
@@ -48,17 +50,36 @@ class World:
         self.executor: Executor = executor or SequentialExecutor()
         self._after_computing = after_computing
         self.runtimes = [SimulatedRuntime(self, i) for i in range(nodes)]
+        self._pending: dict[_Slot, None] = {}
         self._advance_scheduled = False
         self._due = math.inf
         """When the network model is advanced next."""
 
-    def finish(self, item: WorkItem) -> None:
-        """Compute until a submitted item has its result."""
-        self.executor.finish(item)
-        self._after_computing()
+    def submit(self, slot: _Slot) -> None:
+        self._pending[slot] = None
+
+    def forget(self, slot: _Slot) -> None:
+        self._pending.pop(slot, None)
+
+    def compute(self, slot: _Slot) -> None:
+        """Compute the work of `slot`, in one batch with other submitted work that has no result yet.
+
+        The batch has at most `executor.max_batch` items. Other work may be computed before its end in virtual time,
+        because no event until then can change its result.
+        """
+        del self._pending[slot]
+        chosen = [slot, *islice(self._pending, self.executor.max_batch - 1)]
+        for other in chosen[1:]:
+            del self._pending[other]
+        for done, result in zip(chosen, self._run([s.work for s in chosen]), strict=True):
+            done.result = result
 
     def compute_all(self, works: Sequence[Work[Any]]) -> list[Any]:
-        """Compute work at once, and return the results."""
+        """Compute work at once, in batches, and return the results."""
+        size = self.executor.max_batch
+        return [result for i in range(0, len(works), size) for result in self._run(works[i : i + size])]
+
+    def _run(self, works: Sequence[Work[Any]]) -> list[Any]:
         results = self.executor.run(works)
         self._after_computing()
         return results
@@ -134,6 +155,16 @@ class World:
             self._advance(network_model)
 
 
+class _Slot:
+    """A unit of work and, once computed, its result."""
+
+    __slots__ = ("result", "work")
+
+    def __init__(self, work: Work[Any]) -> None:
+        self.work = work
+        self.result: Any = _NOTHING
+
+
 class _Computation:
     """A computation on a device that may go offline, or slow down, before it ends."""
 
@@ -178,8 +209,8 @@ class SimulatedRuntime:
         await park()
 
     async def compute(self, work: Work[R]) -> R:
-        kernel, executor, item = self._kernel, self._world.executor, WorkItem(work)
-        executor.submit(item)
+        kernel, slot = self._kernel, _Slot(work)
+        self._world.submit(slot)
         task, began = kernel.task(), kernel.now
         try:
             if self._world.has_timed_events:
@@ -188,13 +219,14 @@ class SimulatedRuntime:
                 kernel.at(began + work.seconds, task.resume)
                 await park()
         except BaseException:  # the task was ended, and its result is not needed
-            executor.discard(item)
+            self._world.forget(slot)
             raise
         finally:
             if kernel.now > began:
                 (self.activity.add if task is self._main else self.activity.interrupt)(TRAIN, began, kernel.now)
-        self._world.finish(item)
-        result: R = item.result
+        if slot.result is _NOTHING:
+            self._world.compute(slot)
+        result: R = slot.result
         return result
 
     async def send(self, to: NodeId, message: Message) -> bool:
