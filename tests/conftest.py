@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from file_server import Server, serve
 from shoal.cli import main
+from shoal.engines.processes.template_process import TEMPLATE
 from shoal.experiment import running
 
 # No deadline: the duration of an example depends on the load of the machine.
@@ -133,11 +134,20 @@ def unused_port() -> int:
 
 
 def is_zygote(process: psutil.Process) -> bool:
-    """Whether the process is the zygote or a node; a fork keeps the command line."""
+    """Whether the process is the zygote or a node; a fork keeps the command line. A template of zygotes is not."""
     try:
-        return "shoal.engines.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        command = set(process.cmdline())
+        if process.status() == psutil.STATUS_ZOMBIE or is_template(process):
+            return False
+        return not command.isdisjoint(("shoal.engines.processes.zygote", TEMPLATE))
     except psutil.NoSuchProcess:
         return False
+
+
+def is_template(process: psutil.Process) -> bool:
+    """Whether the process is a template, and a child of the process that has started it."""
+    command = process.cmdline()
+    return TEMPLATE in command and str(process.ppid()) == command[command.index(TEMPLATE) + 2]
 
 
 def zygotes() -> set[int]:

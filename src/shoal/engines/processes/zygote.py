@@ -37,6 +37,7 @@ from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, NoFreePortError, ShoalError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.checks import uses_accelerator
+from shoal.experiment.process_state import process_state_kept
 from shoal.experiment.setup import Setup
 from shoal.results.node_data import write_node_data
 from shoal.results.record_writer import RETRY_SECONDS, PauseReport, RecordWriter
@@ -296,9 +297,11 @@ def _evaluate_average(setup: Setup, request: control.EvaluateAverage, file: int)
     return 0
 
 
-def _preload() -> None:
+def preload() -> None:
     """Build a small setup and take a step with it: that imports and initialises what almost every run needs."""
-    Setup(Experiment(nodes=2, engine="processes")).warm_up()
+    experiment = Experiment(nodes=2, engine="processes")
+    with process_state_kept(experiment):
+        Setup(experiment).warm_up()
 
 
 def main() -> None:
@@ -307,7 +310,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what a Ctrl-C means
     pipe = Connection(int(sys.argv[2]))
     if PRELOAD in sys.argv:
-        _preload()
+        preload()
+    serve(pipe)
+
+
+def serve(pipe: Connection) -> None:
+    """Be the zygote of the run in the folder that the agent sends first."""
     try:
         folder = RunFolder(Path(os.fsdecode(pipe.recv_bytes())))
     except (EOFError, ConnectionError):
