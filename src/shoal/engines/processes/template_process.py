@@ -162,7 +162,7 @@ class ZygoteTemplates:
     """Decides when this process starts a template, and when it uses it. There is at most one at a time.
 
     A template is started beside a run if the run before would have used the same template. So the third run of a
-    process is the first that uses it, and a command that makes one run never starts one.
+    process is the first that may use it, and a command that makes one run never starts one.
     """
 
     def __init__(self) -> None:
