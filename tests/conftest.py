@@ -40,6 +40,14 @@ simulation = { batching = "off" }
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start slow files first. Otherwise the last ones run alone at the end, while the other workers have no more tests.
+
+    They often wait for processes. The other files compute, and need the cores at the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @dataclass(frozen=True)
 class CommandResult:
     """The exit code and the output of a command."""

@@ -30,6 +30,8 @@ from shoal.results.progress import Progress
 from shoal.results.records import Round
 from shoal.types import parse_node_ids
 
+pytestmark = pytest.mark.slow
+
 CPUS = 3
 ROUNDS = 5
 NODE = {"num_cpus": 1, "object_store_memory": 2**27}
