@@ -58,14 +58,8 @@ def main() -> None:
             series = json.loads(done.stdout)
             times = np.array([run[:2] for run in series])
             digests |= {run[2] for run in series}
-            print(
-                f"{kind:8} seconds        ",
-                *(f"{value:6.2f}" for value in times[:, 0]),
-                f"  sum {times[:, 0].sum():.2f}",
-            )
-            print(
-                f"{'':8} processor time ", *(f"{value:6.2f}" for value in times[:, 1]), f"  sum {times[:, 1].sum():.2f}"
-            )
+            for name, values in (("seconds", times[:, 0]), ("processor time", times[:, 1])):
+                print(f"{kind:8} {name:14}", *(f"{value:6.2f}" for value in values), f"  sum {values.sum():.2f}")
     print("digests:", len(digests))
 
 
