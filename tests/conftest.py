@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import socket
@@ -40,12 +41,22 @@ simulation = { batching = "off" }
 """
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start slow files first. Otherwise the last ones run alone at the end, while the other workers have no more tests.
+OTHERS_PER_SLOW_FILE = 8
 
-    They often wait for processes. The other files compute, and need the cores at the end.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start slow files early, mixed with other files.
+
+    Many of the slow ones wait for processes, while the others use the cores. If slow files were started late, the last
+    of them would run alone, without tests for the other workers.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    slow: list[list[pytest.Item]] = []
+    others: list[list[pytest.Item]] = []
+    for _, file in itertools.groupby(items, key=lambda item: item.path):
+        tests = list(file)
+        (slow if tests[0].get_closest_marker("slow") else others).append(tests)
+    placed = [(place * OTHERS_PER_SLOW_FILE, tests) for place, tests in enumerate(slow)] + list(enumerate(others))
+    items[:] = [item for _, tests in sorted(placed, key=lambda file: file[0]) for item in tests]
 
 
 @dataclass(frozen=True)

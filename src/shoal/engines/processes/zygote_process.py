@@ -41,7 +41,11 @@ class ZygoteProcess:
         self._unsent = bytearray()
         """Requests that the zygote has not read yet, beyond what the pipe holds."""
         if folder is not None:
-            self.begin(folder)
+            try:
+                self.begin(folder)
+            except BaseException:
+                self.close()
+                raise
 
     def _start(self, pipe: int, templates: ZygoteTemplates | None) -> ChildProcess:
         if self._folder is None:
