@@ -30,6 +30,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what a Ctrl-C means
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the system would reap zygotes
     owner = socket.socket(fileno=int(sys.argv[2]))
+    owner.setblocking(True)  # it is not if the owner has set a default timeout for sockets
     zygote.preload()
     gc.collect()
     gc.freeze()  # the collector would write to the memory that zygotes share
