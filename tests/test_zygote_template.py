@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import resource
@@ -30,7 +31,7 @@ from shoal.results.records import Event, RunFolder
 if sys.platform != "linux":
     pytest.skip("templates need Linux", allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("no_process_is_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_process_is_left")]
 
 MODELS = '''
 """A model that writes what its process got from the process that started the run, and a model that raises an error."""
@@ -275,6 +276,75 @@ def test_a_template_that_does_not_answer_is_ended(own_templates: ZygoteTemplates
     template.suspend()
     assert not is_forked(folder, own_templates)
     assert not template.is_running()
+
+
+def test_a_template_that_ended_before_it_was_ready_is_not_replaced(
+    own_templates: ZygoteTemplates, folder: RunFolder
+) -> None:
+    before = set(templates_of(os.getpid()))
+    for _ in range(2):
+        ZygoteProcess(folder, own_templates).close()
+    (template,) = set(templates_of(os.getpid())) - before
+    template.kill()
+    until(lambda: template.status() == psutil.STATUS_ZOMBIE)
+    for _ in range(3):
+        assert not is_forked(folder, own_templates)
+    assert set(templates_of(os.getpid())) == before
+
+
+class Interrupted(BaseException):
+    """As a signal handler may raise it."""
+
+
+NO_FILE = OSError(errno.EMFILE, "Too many open files")
+
+
+def fail(error: BaseException) -> Callable[..., Any]:
+    def function(*_: object) -> None:
+        raise error
+
+    return function
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize("error", [NO_FILE, Interrupted()])
+def test_an_error_at_the_start_of_a_run_does_not_end_the_template_of_another_run(
+    error: BaseException, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(folder) as first:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", fail(error))
+            assert TEMPLATES.fork(0, 1) is None
+        assert first.is_running
+    assert is_forked(folder)
+
+
+def test_an_error_before_a_request_does_not_end_the_template(
+    ready: psutil.Process, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", fail(NO_FILE))
+        assert TEMPLATES.fork(0, 1) is None
+        patch.setattr(os, "listdir", fail(Interrupted()))
+        with pytest.raises(Interrupted):
+            TEMPLATES.fork(0, 1)
+    with started(folder) as zygote:
+        assert psutil.Process(zygote.pid).parent() == ready
+
+
+def test_a_zygote_that_cannot_be_used_is_not_left(
+    ready: psutil.Process, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "dup", fail(NO_FILE))
+        with pytest.raises(OSError, match="Too many open files"):
+            ZygoteProcess(folder, TEMPLATES)
+    with monkeypatch.context() as patch:
+        patch.setattr(ZygoteProcess, "begin", fail(Interrupted()))
+        with pytest.raises(Interrupted):
+            ZygoteProcess(folder, TEMPLATES)
+    until(lambda: not ready.children())
+    assert is_forked(folder)
 
 
 def test_a_working_folder_that_was_removed(

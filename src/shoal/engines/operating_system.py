@@ -49,16 +49,16 @@ def is_stopped_process(process: int) -> bool:
 
 
 _INHERITED_STATUS = (
-    *("Uid", "Gid", "Groups", "Umask", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp", "Cpus_allowed", "Mems_allowed"),
-    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+    *("Uid", "Gid", "Groups", "Umask", "SigBlk", "SigIgn", "Cpus_allowed", "Mems_allowed"),
+    *("NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
 )
 
 
 def inherited_attributes() -> dict[str, object]:
     """What a new child of this process inherits beside the environment and the working folder (Linux).
 
-    Equal results mean that a child gets the same limits, rights, priority, processors and namespaces. Only for the main
-    thread.
+    This covers limits, rights, priority, processors and namespaces, but not everything: not the input/output priority,
+    keyrings and security labels, for example, and only the number of seccomp filters. Only for the main thread.
     """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     attributes: dict[str, object] = {name: status.get(name) for name in _INHERITED_STATUS}
@@ -67,6 +67,8 @@ def inherited_attributes() -> dict[str, object]:
             attributes[name] = resource.getrlimit(getattr(resource, name))
     for name in os.listdir("/proc/self/ns"):
         attributes[f"namespace {name}"] = os.readlink(f"/proc/self/ns/{name}")
+    root = os.stat("/proc/self/root/")  # the link itself is "/" after a chroot, too
+    attributes["root"] = root.st_dev, root.st_ino
     for name in ("cgroup", "oom_score_adj"):
         attributes[name] = Path(f"/proc/self/{name}").read_text()
     attributes["priority"] = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)

@@ -27,7 +27,7 @@ READY = b"r"
 LENGTH = struct.Struct("!I")
 """The length of a request, which follows as JSON. The files for a zygote are attached to the length."""
 REPLY = struct.Struct("!i")
-"""The id of the zygote; negative if it could not be prepared, 0 if there is none."""
+"""The id of the zygote; 0 if none could be forked and prepared."""
 REPLY_SECONDS = 5.0
 """The longest wait for a zygote. A fork takes some milliseconds."""
 CHANGEABLE = ("COLUMNS", "LINES", "PYTEST_CURRENT_TEST")
@@ -40,7 +40,7 @@ class TemplateProcess:
     def __init__(self, state: dict[str, object]) -> None:
         """Start the template, without waiting for its imports. `state` is what it gets from this process."""
         self.state = state
-        self._forked: set[int] = set()
+        self._forked: int | None = None
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         self._ready = False
@@ -79,10 +79,10 @@ class TemplateProcess:
     @property
     def is_used(self) -> bool:
         """Whether a zygote of this template exists."""
-        return bool(self._forked)
+        return self._forked is not None
 
     def fork(self, pipe: int, log: int) -> ForkedProcess:
-        """Fork a zygote at this end of the pipe. Raises `OSError` if that is impossible."""
+        """Fork a zygote at this end of the pipe. Raises `OSError` if that is impossible: then the template must end."""
         request: dict[str, object] = {
             "environment": zygote_environment(),
             "folder": os.getcwd(),
@@ -93,17 +93,15 @@ class TemplateProcess:
         if len(reply) < REPLY.size:
             raise ConnectionError("the template has ended")
         (pid,) = REPLY.unpack(reply)
-        if pid <= 0:
-            self.reap(-pid)
+        if not pid:
             raise ChildProcessError("the template cannot fork a zygote")
-        self._forked.add(pid)
+        self._forked = pid
         return ForkedProcess(pid, self)
 
     def reap(self, pid: int) -> None:
         """Release what the system keeps of a zygote that has ended. Until then, no other process can have its id."""
-        self._forked.discard(pid)
-        if pid:
-            self._send({"reap": pid})
+        self._forked = None
+        self._send({"reap": pid})
 
     def _send(self, request: dict[str, object], files: list[int] | None = None) -> None:
         encoded = json.dumps(request).encode()
@@ -162,7 +160,8 @@ class ZygoteTemplates:
     """Decides when this process starts a template, and when it uses it. There is at most one at a time.
 
     A template is started beside a run if the run before would have used the same template. So the third run of a
-    process is the first that may use it, and a command that makes one run never starts one.
+    process is the first that may use it, and a command that makes one run never starts one. After one failed fork, or a
+    template that ended before it was ready, this process starts no other template.
     """
 
     def __init__(self) -> None:
@@ -188,8 +187,14 @@ class ZygoteTemplates:
         main = threading.current_thread() is threading.main_thread() and os.getpid() == self._owner
         if sys.platform != "linux" or not hasattr(os, "pidfd_open") or not main or self._failed:
             return None
+        if self._template is not None and self._template.is_used:
+            return None  # this run is started during another one, whose template must not be closed below
         try:
-            return self._fork(pipe, log)
+            state = _fixed_state()
+        except OSError:  # such as too many open files
+            return None
+        try:
+            return self._fork(state, pipe, log)
         except OSError:
             self._failed = True
             self.close()
@@ -198,13 +203,13 @@ class ZygoteTemplates:
             raise
         return None
 
-    def _fork(self, pipe: int, log: int) -> ForkedProcess | None:
-        state = _fixed_state()
+    def _fork(self, state: dict[str, object], pipe: int, log: int) -> ForkedProcess | None:
         latest, self._latest = self._latest, state
-        if self._template is not None and self._template.is_used:
-            return None  # this run was started during another one
         if self._template is not None and not self._template.is_running:
+            self._failed = not self._template.is_ready  # the next one would probably end before it is ready, too
             self.close()
+            if self._failed:
+                return None
         if self._template is not None and self._template.state == state:
             return self._template.fork(pipe, log) if self._template.is_ready else None
         if state == latest:

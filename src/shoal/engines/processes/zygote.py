@@ -1,8 +1,9 @@
 """The zygote: imports, loads data and warms up once, then forks a process for every node.
 
-It is a new interpreter that the agent starts, so that no thread and no socket of the caller's process is forked with
-it. It has no threads and sockets of its own either: nodes create theirs after the fork. It lives as long as the run,
-reaps its children, reports their exits, and kills them all when the agent's end of the pipe is closed.
+It is a new interpreter that the agent starts, or a fork of a template (`zygote_template.py`), which began as one. So no
+thread and no socket of the caller's process is forked with it. It has no threads and sockets of its own either: nodes
+create theirs after the fork. It lives as long as the run, reaps its children, reports their exits, and kills them all
+when the agent's end of the pipe is closed. A zygote that was forked from a template ends with the template.
 """
 
 from __future__ import annotations

@@ -35,17 +35,21 @@ class ZygoteProcess:
         """
         self._pipe, zygote_pipe = Pipe()
         self._folder = folder
-        self._process = self._start(zygote_pipe.fileno(), templates)
-        zygote_pipe.close()
-        self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))  # a duplex pipe is a pair of sockets
         self._unsent = bytearray()
         """Requests that the zygote has not read yet, beyond what the pipe holds."""
-        if folder is not None:
+        with zygote_pipe:
+            self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))  # a duplex pipe is a pair of sockets
             try:
-                self.begin(folder)
+                self._process = self._start(zygote_pipe.fileno(), templates)
             except BaseException:
-                self.close()
+                self._close_pipe()
                 raise
+        try:
+            if folder is not None:
+                self.begin(folder)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, pipe: int, templates: ZygoteTemplates | None) -> ChildProcess:
         if self._folder is None:
@@ -131,6 +135,9 @@ class ZygoteProcess:
     def close(self) -> None:
         self.kill()
         self._process.wait()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         self._socket.close()
         self._pipe.close()
 

@@ -2,7 +2,8 @@
 
 The process that starts the runs starts it, and sends requests over a socket (`template_process.py`). A zygote gets the
 environment, the working folder and the import path that this process has at that time, its end of the pipe to the
-agent, and the log of the run. The template reaps a zygote only on request, so that the zygote's id stays reserved.
+agent, and the log of the run. The template reaps a zygote only on request, so that the zygote's id stays reserved. All
+its zygotes have the hash seed of the template, and end with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
-from shoal.engines.operating_system import exit_with_parent, raise_file_limit
+from shoal.engines.operating_system import exit_with_parent, raise_file_limit, release_memory
 from shoal.engines.processes import zygote
 from shoal.engines.processes.template_process import LENGTH, READY, REPLY
 from shoal.experiment.process_state import reseed_generators
@@ -33,6 +34,7 @@ def main() -> None:
     owner.setblocking(True)  # it is not if the owner has set a default timeout for sockets
     zygote.preload()
     gc.collect()
+    release_memory()
     gc.freeze()  # the collector would write to the memory that zygotes share
     owner.sendall(READY)
     try:
@@ -76,7 +78,7 @@ def _run_zygote(owner: socket.socket, request: dict[str, Any], template: int, pi
         try:
             _prepare(request, template, log)
         except Exception:
-            owner.sendall(REPLY.pack(-os.getpid()))
+            owner.sendall(REPLY.pack(0))
             raise
         # Sent only now: the owner may kill the process group, which exists.
         owner.sendall(REPLY.pack(os.getpid()))
