@@ -31,9 +31,7 @@ from shoal.results.records import Round
 from shoal.types import parse_node_ids
 
 pytestmark = pytest.mark.slow
-
-CPUS = 3
-ROUNDS = 5
+CPUS, ROUNDS = 3, 5
 NODE = {"num_cpus": 1, "object_store_memory": 2**27}
 BASE: dict[str, Any] = {
     "nodes": 6,
