@@ -27,7 +27,7 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m compileall -q src  # tests start hundreds of processes, also where Python writes no bytecode
-	$(BIN)/pytest -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import socket
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from file_server import Server, serve
 from shoal.cli import main
+from shoal.engines.processes.template_process import TEMPLATE
 from shoal.experiment import running
 
 # No deadline: the duration of an example depends on the load of the machine.
@@ -37,6 +39,24 @@ training   = { lr = 0.1, batch_size = 16, local_steps = 2 }
 evaluation = { every = 2 }
 simulation = { batching = "off" }
 """
+
+
+OTHERS_PER_SLOW_FILE = 8
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start slow files early, mixed with other files.
+
+    Many of the slow ones wait for processes, while the others use the cores. If slow files were started late, the last
+    of them would run alone, without tests for the other workers.
+    """
+    slow: list[list[pytest.Item]] = []
+    others: list[list[pytest.Item]] = []
+    for _, file in itertools.groupby(items, key=lambda item: item.path):
+        tests = list(file)
+        (slow if tests[0].get_closest_marker("slow") else others).append(tests)
+    placed = [(place * OTHERS_PER_SLOW_FILE, tests) for place, tests in enumerate(slow)] + list(enumerate(others))
+    items[:] = [item for _, tests in sorted(placed, key=lambda file: file[0]) for item in tests]
 
 
 @dataclass(frozen=True)
@@ -133,11 +153,20 @@ def unused_port() -> int:
 
 
 def is_zygote(process: psutil.Process) -> bool:
-    """Whether the process is the zygote or a node; a fork keeps the command line."""
+    """Whether the process is the zygote or a node; a fork keeps the command line. A template of zygotes is not."""
     try:
-        return "shoal.engines.processes.zygote" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+        command = set(process.cmdline())
+        if process.status() == psutil.STATUS_ZOMBIE or is_template(process):
+            return False
+        return not command.isdisjoint(("shoal.engines.processes.zygote", TEMPLATE))
     except psutil.NoSuchProcess:
         return False
+
+
+def is_template(process: psutil.Process) -> bool:
+    """Whether the process is a template, and a child of the process that has started it."""
+    command = process.cmdline()
+    return TEMPLATE in command and str(process.ppid()) == command[command.index(TEMPLATE) + 2]
 
 
 def zygotes() -> set[int]:

@@ -24,6 +24,8 @@ from machines import Machines, can_make_machines, end, machines
 from shoal.experiment import Experiment
 from shoal.results.records import Round, RunFolder
 
+pytestmark = pytest.mark.slow
+
 NODES = 12
 QUICK = ["--engine", "processes", "--set", f"nodes={NODES}", "--set", "evaluation.samples=50"]
 LONG = ["--set", "algorithm.rounds=150", "--set", "evaluation.every=50", "--set", "processes.receive_timeout=3"]

@@ -27,6 +27,8 @@ from shoal.errors import LaunchError
 from shoal.experiment.running import Machines
 from shoal.results.records import JOINED, Average, Event, Round, RunFolder
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 250
 LONG = ["--engine", "processes", "--set", f"algorithm.rounds={ROUNDS}", "--set", "evaluation.every=50"]
 

@@ -25,7 +25,7 @@ SRUN = Path(__file__).with_name("stand_in_srun.sh")
 AGENTS = 2
 PLUG_IN = "algorithm={name='held.py:Held', rounds=1, held=1}"
 
-pytestmark = pytest.mark.usefixtures("no_process_is_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_process_is_left")]
 
 
 @dataclass

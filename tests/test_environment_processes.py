@@ -42,7 +42,7 @@ from shoal.node_training import NodeTraining
 from shoal.results.records import Average, End, Evaluation, Event, Round, RunFolder
 from shoal.testing import Faults
 
-pytestmark = pytest.mark.usefixtures("no_process_is_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_process_is_left")]
 
 STEP = 0.1
 ROUNDS = 24

@@ -18,6 +18,8 @@ from shoal.experiment import Experiment
 from shoal.results.progress import main_metric
 from shoal.results.records import Event
 
+pytestmark = pytest.mark.slow
+
 REAL = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parent.parent / "../shared/data").resolve()
 CACHE = os.environ.get("SHOAL_CACHE")
 FOLDER = Path(__file__).parent.parent / "examples"

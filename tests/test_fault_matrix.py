@@ -28,7 +28,7 @@ from shoal.engines.processes.liveness import STOP_SECONDS
 from shoal.experiment import Experiment
 from shoal.results.records import Average, End, Evaluation, Round, RunFolder
 
-pytestmark = pytest.mark.usefixtures("no_process_is_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_process_is_left")]
 
 TIMEOUT = "processes.receive_timeout=2"
 """The hang timeout is then 7 seconds."""

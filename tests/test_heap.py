@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from shoal.engines.heap import POOL_BYTES, free_bytes
-from shoal.engines.processes.zygote_process import MALLOC
+from shoal.engines.processes.interpreter import MALLOC
 
 if not hasattr(ctypes.CDLL(None), "mallinfo2"):
     pytest.skip("only the C library of GNU reports its free memory", allow_module_level=True)

@@ -18,6 +18,8 @@ from shoal.experiment import Experiment, parse_overrides
 from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import Evaluation, Event, Round, RunFolder
 
+pytestmark = pytest.mark.slow
+
 CASES: dict[str, tuple[str, ...]] = {
     "evaluated during the run": (),
     "evaluated after the run": ("network={name='uniform', latency=0.001, upload=100.0, download=100.0}",),

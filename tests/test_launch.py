@@ -21,7 +21,7 @@ class InterruptingPath(type(Path())):  # type: ignore[misc]
     """A folder that is used before the first request to the agent: two signals arrive at that moment."""
 
     def resolve(self, strict: bool = False) -> Path:
-        children = psutil.Process().children()
+        children = psutil.Process().children(recursive=True)
         if any(is_zygote(child) for child in children):
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)

@@ -64,6 +64,8 @@ from shoal.topologies.random_out import RandomOut
 from shoal.topologies.regular import Regular
 from shoal.topologies.static import Ring, Star
 
+pytestmark = pytest.mark.slow
+
 
 def _mixing(algorithm: Any, w: Any, topology: Any = None, **settings: Any) -> Case:
     """Models are multiplied with `w` after each training."""

@@ -21,6 +21,8 @@ from shoal.errors import ExperimentError
 from shoal.experiment.registry import find
 from shoal.testing import check_sharing
 
+pytestmark = pytest.mark.slow
+
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 OTHER_USER = 65534
 

@@ -21,6 +21,8 @@ from shoal.testing import FakeRuntime
 from shoal.topologies.regular import Regular
 from shoal.topologies.sampling.central import NEIGHBOURS, REACHED, CentralDiscovery, PeerSampler
 
+pytestmark = pytest.mark.slow
+
 # The central sampler
 
 

@@ -23,7 +23,7 @@ from shoal.experiment import Experiment
 from shoal.message import Message, Payload, address
 from shoal.results.records import Evaluation
 
-pytestmark = pytest.mark.usefixtures("no_process_is_left")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_process_is_left")]
 
 
 @pytest.fixture(scope="module")

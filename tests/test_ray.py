@@ -30,8 +30,8 @@ from shoal.results.progress import Progress
 from shoal.results.records import Round
 from shoal.types import parse_node_ids
 
-CPUS = 3
-ROUNDS = 5
+pytestmark = pytest.mark.slow
+CPUS, ROUNDS = 3, 5
 NODE = {"num_cpus": 1, "object_store_memory": 2**27}
 BASE: dict[str, Any] = {
     "nodes": 6,

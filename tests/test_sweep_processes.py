@@ -20,6 +20,8 @@ from shoal.results.checkpoints import Checkpoints
 from shoal.results.records import Event
 from shoal.sweeps.folder import FoundRun, find_runs
 
+pytestmark = pytest.mark.slow
+
 Shoal = Callable[..., CommandResult]
 SLOW = textwrap.dedent(
     '''

@@ -40,6 +40,41 @@ def is_stopped_child(child: int) -> bool:
     return status is not None and status.si_code == os.CLD_STOPPED
 
 
+def is_stopped_process(process: int) -> bool:
+    """Whether a process, which need not be a child, was stopped by a signal and has not been continued (Linux)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:
+        return False  # it has ended
+
+
+_INHERITED_STATUS = (
+    *("Uid", "Gid", "Groups", "Umask", "SigBlk", "SigIgn", "Cpus_allowed", "Mems_allowed"),
+    *("NoNewPrivs", "Seccomp", "Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+)
+
+
+def inherited_attributes() -> dict[str, object]:
+    """What a new child of this process inherits beside the environment and the working folder (Linux).
+
+    This covers limits, rights, priority, processors and namespaces, but not everything: not the input/output priority,
+    keyrings and security labels, for example, and only the number of seccomp filters. Only for the main thread.
+    """
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    attributes: dict[str, object] = {name: status.get(name) for name in _INHERITED_STATUS}
+    for name in dir(resource):
+        if name.startswith("RLIMIT_"):
+            attributes[name] = resource.getrlimit(getattr(resource, name))
+    for name in os.listdir("/proc/self/ns"):
+        attributes[f"namespace {name}"] = os.readlink(f"/proc/self/ns/{name}")
+    root = os.stat("/proc/self/root/")  # the link itself is "/" after a chroot, too
+    attributes["root"] = root.st_dev, root.st_ino
+    for name in ("cgroup", "oom_score_adj"):
+        attributes[name] = Path(f"/proc/self/{name}").read_text()
+    attributes["priority"] = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    return attributes
+
+
 @dataclass(frozen=True)
 class Memory:
     """Memory of one process in MiB: its private memory (USS), and with its share of shared memory (PSS)."""

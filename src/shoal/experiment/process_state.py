@@ -30,6 +30,14 @@ def process_state_kept(experiment: Experiment) -> Iterator[None]:
         yield
 
 
+def reseed_generators() -> None:
+    """Give NumPy's global generator a random seed, as in a new interpreter: a forked process has its parent's state.
+
+    Python does this for its own generator. That of torch begins with the same seed in every interpreter.
+    """
+    np.random.seed()
+
+
 @contextmanager
 def _torch_state_kept() -> Iterator[None]:
     import torch

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 
-from shoal.engines.processes.zygote_process import ONE_THREAD, START
+from shoal.engines.processes.interpreter import ONE_THREAD, module_command
 from shoal.errors import RunError
 from shoal.experiment import Experiment
 from shoal.experiment.plugin_files import with_plugin_hashes
@@ -34,10 +32,9 @@ class RunProcesses:
         self._going: set[int] = set()
         reports, theirs = os.pipe()
         self._reports = reports
-        arguments = [LAUNCHER, str(theirs), str(os.getpid()), json.dumps([str(path) for path in sys.path])]
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, *arguments],
+                module_command(LAUNCHER, str(theirs), str(os.getpid())),
                 pass_fds=[theirs],
                 stdin=subprocess.PIPE,
                 stdout=output,

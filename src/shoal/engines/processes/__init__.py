@@ -15,6 +15,8 @@ coordinator.py           follows a run; made of the parts below
   average_evaluations.py evaluates averaged models
   run_times.py           the run's clock, and the times of the startup
 zygote.py                imports, loads and warms up once, then forks nodes
+zygote_process.py        the zygote as its agent sees it; child_process.py, interpreter.py
+zygote_template.py       forks zygotes, if a process makes many runs; template_process.py decides when
 node_process.py          the process of one node: reports errors, handles the coordinator's messages
   coordinator_link.py    its connection to the coordinator
   node_network.py        its connections to peers

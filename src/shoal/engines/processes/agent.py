@@ -26,6 +26,7 @@ from shoal.engines.processes.control_server import (
 )
 from shoal.engines.processes.keys import KeyPair
 from shoal.engines.processes.namespaces import Namespaces, address
+from shoal.engines.processes.template_process import ZygoteTemplates
 from shoal.engines.processes.transport import bind_to_any_port
 from shoal.engines.processes.zygote_process import ZygoteProcess
 from shoal.environment.network.access import AccessLink
@@ -149,8 +150,12 @@ class LocalAgent:
         folder: RunFolder,
         settings: AgentSettings,
         spare: ZygoteProcess | None = None,
+        templates: ZygoteTemplates | None = None,
     ) -> None:
-        """Starts the zygote, which prepares nothing before the request `Prepare`; or takes one that was preloaded."""
+        """Starts the zygote, which prepares nothing before the request `Prepare`; or takes one that was preloaded.
+
+        If `templates` has a template, the zygote is forked from it.
+        """
         self._folder = str(folder.path.resolve())
         self._settings = settings
         self._namespaces: Namespaces | None = None
@@ -159,7 +164,7 @@ class LocalAgent:
         self._records_paused = False
         """Whether records of averages and faults wait for space on the disk."""
         server_settings = self._server_settings()  # raises if links cannot be sealed, before anything starts
-        self._zygote = ZygoteProcess(folder) if spare is None else spare
+        self._zygote = ZygoteProcess(folder, templates) if spare is None else spare
         try:
             if spare is not None:
                 spare.begin(folder)

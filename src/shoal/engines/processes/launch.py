@@ -27,6 +27,7 @@ from shoal.engines.processes.remote.agents_plan import AgentsPlan
 from shoal.engines.processes.remote.launch import start_remote_agents, take_over_agents
 from shoal.engines.processes.run_times import RunTimes
 from shoal.engines.processes.takeover import TakenOver
+from shoal.engines.processes.template_process import ZygoteTemplates
 from shoal.engines.run_tracker import RunTracker
 from shoal.errors import LaunchError, RunError
 from shoal.experiment import Experiment
@@ -44,6 +45,8 @@ LOCAL_NAMES = {LOCALHOST, LOOPBACK, socket.gethostname()}
 """The names of this machine in a mapping."""
 MAX_SOCKETS = 16
 """Sockets of the coordinator: one for all nodes, and those of the authentication."""
+TEMPLATES = ZygoteTemplates()
+"""The template of this process's zygotes, if it makes several runs."""
 
 
 def run_processes(
@@ -96,7 +99,8 @@ def _start_local_agent(
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     resources.callback(context.destroy, linger=0)
-    agents = AgentGroup([LocalAgent(context, run.folder, settings)], dict.fromkeys(range(experiment.size), 0))
+    agent = LocalAgent(context, run.folder, settings, templates=TEMPLATES)
+    agents = AgentGroup([agent], dict.fromkeys(range(experiment.size), 0))
     resources.callback(agents.close)  # called first: whatever happens to the sockets, no process stays behind
     interrupts.on_repeat(agents.kill_all)
     table, base = with_plugin_hashes(experiment), str(experiment.base.resolve())

@@ -1,8 +1,9 @@
 """The zygote: imports, loads data and warms up once, then forks a process for every node.
 
-It is a new interpreter that the agent starts, so that no thread and no socket of the caller's process is forked with
-it. It has no threads and sockets of its own either: nodes create theirs after the fork. It lives as long as the run,
-reaps its children, reports their exits, and kills them all when the agent's end of the pipe is closed.
+It is a new interpreter that the agent starts, or a fork of a template (`zygote_template.py`), which began as one. So no
+thread and no socket of the caller's process is forked with it. It has no threads and sockets of its own either: nodes
+create theirs after the fork. It lives as long as the run, reaps its children, reports their exits, and kills them all
+when the agent's end of the pipe is closed. A zygote that was forked from a template ends with the template.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from shoal.engines.setup_fingerprint import content_hash, data_hash
 from shoal.errors import ExperimentError, NoFreePortError, ShoalError, StorageError
 from shoal.experiment import Experiment
 from shoal.experiment.checks import uses_accelerator
+from shoal.experiment.process_state import process_state_kept
 from shoal.experiment.setup import Setup
 from shoal.results.node_data import write_node_data
 from shoal.results.record_writer import RETRY_SECONDS, PauseReport, RecordWriter
@@ -307,9 +309,11 @@ def _evaluate_average(setup: Setup, request: control.EvaluateAverage, file: int)
     return 0
 
 
-def _preload() -> None:
+def preload() -> None:
     """Build a small setup and take a step with it: that imports and initialises what almost every run needs."""
-    Setup(Experiment(nodes=2, engine="processes")).warm_up()
+    experiment = Experiment(nodes=2, engine="processes")
+    with process_state_kept(experiment):
+        Setup(experiment).warm_up()
 
 
 def main() -> None:
@@ -318,7 +322,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator decides what a Ctrl-C means
     pipe = Connection(int(sys.argv[2]))
     if PRELOAD in sys.argv:
-        _preload()
+        preload()
+    serve(pipe)
+
+
+def serve(pipe: Connection) -> None:
+    """Be the zygote of the run in the folder that the agent sends first."""
     try:
         folder = RunFolder(Path(os.fsdecode(pipe.recv_bytes())))
     except (EOFError, ConnectionError):

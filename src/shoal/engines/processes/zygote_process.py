@@ -2,74 +2,76 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import socket
 import struct
 import subprocess
-import sys
-from contextlib import ExitStack
 from multiprocessing.connection import Pipe
+from typing import IO
 
-from shoal.engines.operating_system import is_stopped_child
 from shoal.engines.processes import control
+from shoal.engines.processes.child_process import ChildProcess, StartedProcess
+from shoal.engines.processes.interpreter import module_command, zygote_environment
+from shoal.engines.processes.template_process import ZygoteTemplates
 from shoal.errors import RunError
 from shoal.results.records import RunFolder, writing_to
 
-MALLOC = {
-    # One heap for all threads of a node. It grows and shrinks only when a node calls `release_memory`: the private
-    # memory of a node is small between trainings, and a training does not pay for every allocation again.
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": str(2**30),
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),
-}
 ZYGOTE = "shoal.engines.processes.zygote"
-START = (
-    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv.pop()); importlib.import_module(sys.argv[1]).main()"
-)
-"""Run a module in a process that looks for modules where this one does, and not in the working folder."""
 PRELOAD = "--preload"
 """The option of a zygote that imports what runs need before it belongs to a run."""
 WRITE_BYTES = 2**16
 """The most bytes of one write to the pipe."""
 MAX_REQUEST_BYTES = 2**31 - 1
 """Longer messages have another header in `multiprocessing`."""
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class ZygoteProcess:
     """The zygote's process, and the process group that it forms with all nodes."""
 
-    def __init__(self, folder: RunFolder | None = None) -> None:
-        """Start the zygote of the run in this folder. Without one, it imports what runs need, and waits for `begin`."""
+    def __init__(self, folder: RunFolder | None = None, templates: ZygoteTemplates | None = None) -> None:
+        """Start the zygote of the run in this folder. Without one, it imports what runs need, and waits for `begin`.
+
+        The zygote is forked from a template if `templates` has one.
+        """
         self._pipe, zygote_pipe = Pipe()
         self._folder = folder
-        self._process = self._start(zygote_pipe.fileno())
-        zygote_pipe.close()
-        self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))  # a duplex pipe is a pair of sockets
         self._unsent = bytearray()
         """Requests that the zygote has not read yet, beyond what the pipe holds."""
-        if folder is not None:
-            self.begin(folder)
+        with zygote_pipe:
+            self._socket = socket.socket(fileno=os.dup(self._pipe.fileno()))  # a duplex pipe is a pair of sockets
+            try:
+                self._process = self._start(zygote_pipe.fileno(), templates)
+            except BaseException:
+                self._close_pipe()
+                raise
+        try:
+            if folder is not None:
+                self.begin(folder)
+        except BaseException:
+            self.close()
+            raise
 
-    def _start(self, pipe: int) -> subprocess.Popen[bytes]:
-        options = [PRELOAD] if self._folder is None else []
-        arguments = [ZYGOTE, str(pipe), str(os.getpid()), *options, json.dumps([str(path) for path in sys.path])]
-        with ExitStack() as opened:
-            log = None  # the output of this process
-            if self._folder is not None:
-                opened.enter_context(writing_to(self._folder.log))
-                log = opened.enter_context(open(self._folder.log, "ab"))
-            return subprocess.Popen(
-                [sys.executable, "-P", "-c", START, *arguments],
+    def _start(self, pipe: int, templates: ZygoteTemplates | None) -> ChildProcess:
+        if self._folder is None:
+            return self._start_interpreter(pipe, None, PRELOAD)
+        with writing_to(self._folder.log), open(self._folder.log, "ab") as log:
+            forked = None if templates is None else templates.fork(pipe, log.fileno())
+            return forked or self._start_interpreter(pipe, log)
+
+    @staticmethod
+    def _start_interpreter(pipe: int, log: IO[bytes] | None, *options: str) -> StartedProcess:
+        """Start the zygote as a new interpreter. It prints to `log`; None: to the output of this process."""
+        return StartedProcess(
+            subprocess.Popen(
+                module_command(ZYGOTE, str(pipe), str(os.getpid()), *options),
                 pass_fds=[pipe],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **MALLOC, **ONE_THREAD},
+                env=zygote_environment(),
                 start_new_session=True,  # a Ctrl-C in the terminal reaches the coordinator alone
             )
+        )
 
     def begin(self, folder: RunFolder) -> None:
         """Serve the run in this folder."""
@@ -77,8 +79,12 @@ class ZygoteProcess:
         self._send_bytes(str(folder.path.resolve()).encode())
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.is_running
 
     def send(self, request: control.ToZygote) -> None:
         """Send a request, or keep it for `flush`. Never waits: a stopped zygote must not stop the coordinator too."""
@@ -107,7 +113,7 @@ class ZygoteProcess:
 
     @property
     def is_stopped(self) -> bool:
-        return is_stopped_child(self._process.pid)
+        return self._process.is_stopped
 
     def has_report(self) -> bool:
         return self._pipe.poll()
@@ -124,14 +130,14 @@ class ZygoteProcess:
 
     def kill(self) -> None:
         """Kill the zygote and every node at once."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # all of them have exited
+        self._process.kill_group()
 
     def close(self) -> None:
         self.kill()
         self._process.wait()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         self._socket.close()
         self._pipe.close()
 
