@@ -7,7 +7,7 @@
 # make setup    only install; make clean removes the installation and caches
 
 PYTHON ?= python3
-JOBS   ?= 3
+JOBS   ?= 4
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
